@@ -1,0 +1,66 @@
+# make demo    compare attention variants on a small language model; writes runs/demo
+# make test    run the tests
+# make lint    ruff: rules and format
+# make types   mypy
+# make clean   remove caches, build outputs and the environment
+#
+# Each makes a virtual environment and installs into it what it needs, once.
+#   PYTHON=python3.12    the interpreter to make the environment with
+#   VENV=path            where the environment lies
+#   DEMO="--preset ..."  further arguments for the comparison that `make demo` runs
+#   TESTS="-k ..."       further arguments for pytest
+
+PYTHON ?= python3
+VENV ?= .venv
+DEMO ?=
+TESTS ?=
+
+BIN := $(VENV)/bin
+# There from the first moment until an installation is whole: an environment in which it is found
+# was interrupted, and is made afresh. The stamps .installed-* are written last.
+INSTALLING := $(VENV)/.installing
+
+.PHONY: demo test lint types clean environment with-compare with-dev
+
+demo: with-compare
+	$(BIN)/neural-attention compare lm --out runs/demo $(DEMO)
+
+test: with-dev
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: with-dev
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+
+types: with-dev
+	$(BIN)/python -m mypy
+
+# A second make, because the first has looked at the stamps before `environment` may remove them.
+with-compare with-dev: with-%: environment
+	@$(MAKE) --silent --no-print-directory $(VENV)/.installed-$*
+
+# Older than pyproject.toml: the requirements may have changed.
+$(VENV)/.installed-%: pyproject.toml
+	@echo "Installing neural-attention[$*] into $(VENV)."
+	@touch $(INSTALLING)
+	$(BIN)/python -m pip install --editable '.[$*]'
+	@touch $@
+	@rm $(INSTALLING)
+
+environment:
+	@if [ ! -e $(INSTALLING) ] && $(BIN)/python -c '' 2>/dev/null; then \
+	  $(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && exit 0; \
+	  echo "The environment in $(VENV) has no pip or is older than Python 3.11. Remove it, or name another: make VENV=.venv-neural" >&2; exit 1; \
+	fi; \
+	command -v $(PYTHON) >/dev/null || { \
+	  echo "$(PYTHON) was not found. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }; \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -c 'import platform; print(platform.python_version())'). Name a newer one: make PYTHON=python3.12" >&2; exit 1; }; \
+	$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "$(PYTHON) lacks the module venv or ensurepip. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }; \
+	echo "Making a virtual environment in $(VENV)."; \
+	rm -rf $(VENV) && mkdir -p $(VENV) && touch $(INSTALLING) && $(PYTHON) -m venv $(VENV)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

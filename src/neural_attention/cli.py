@@ -1,0 +1,177 @@
+"""The command line: ``neural-attention``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from neural_attention import __version__
+
+FIRST_STEPS = """\
+Attention whose scores and projections are small neural networks.
+
+Compare it with dot-product attention, on your own machine:
+
+  neural-attention compare lm                          a first look, minutes on two cores
+  neural-attention compare lm --preset smoke           the same in seconds, to see that it works
+  neural-attention compare lm --data book.txt --seeds 3
+  neural-attention compare lm --help                   all options
+
+In Python:
+
+  import neural_attention as na
+  layer = na.NeuralAttention(512, 8, score="neural")   # y = layer(x, is_causal=True)
+"""
+
+EXTRA = 'pip install "neural-attention[compare]"'
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: those behind the command's name; None for the process's own.
+
+    Returns:
+        0 when it did what was asked; 1 when a run failed; 2 for a mistake of the user's, told in
+        one message on stderr; 130 after Ctrl-C.
+    """
+    parser = _parser()
+    try:
+        options = parser.parse_args(arguments)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    if "run" not in options:
+        print(FIRST_STEPS, end="")
+        return 0
+    try:
+        return int(options.run(options))
+    except ImportError as error:
+        message = str(error)
+        _complain(message if EXTRA in message else f"{message}; the comparison needs: {EXTRA}")
+        return 2
+    except (ValueError, OSError) as error:
+        _complain(str(error))
+        return 2
+    except KeyboardInterrupt:
+        print(
+            "\nneural-attention: stopped. What is finished is kept; the same command goes on from "
+            "there.",
+            file=sys.stderr,
+        )
+        return INTERRUPTED
+
+
+def _complain(message: str) -> None:
+    print(f"neural-attention: {message}", file=sys.stderr)
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for a mistake, without the usage."""
+
+    def error(self, message: str) -> Any:
+        _complain(f"{message}. See {self.prog} --help.")
+        raise SystemExit(2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="neural-attention", description="Neural attention: compare it with the dot product."
+    )
+    parser.add_argument("--version", action="version", version=f"neural-attention {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="compare")
+    compare = commands.add_parser("compare", help="train models that differ in attention only")
+    tasks = compare.add_subparsers(title="tasks", metavar="lm", required=True, dest="task")
+    _add_lm(tasks)
+    return parser
+
+
+def _add_lm(tasks: Any) -> None:
+    lm = tasks.add_parser(
+        "lm",
+        help="language models",
+        description=(
+            "Train language models that differ in attention only, each at its own best learning "
+            "rate, and compare perplexity, speed and memory. Called again, it goes on where it "
+            "stopped."
+        ),
+    )
+    lm.add_argument(
+        "--arms",
+        nargs="+",
+        metavar="ARM",
+        help="what to compare, such as: dot dot+alibi neural neural+width=8+layers=first "
+        "neural:release additive hybrid projection=mlp",
+    )
+    lm.add_argument(
+        "--preset", default="quick", help="smoke, quick (default), laptop or paper: sizes and steps"
+    )
+    lm.add_argument(
+        "--data",
+        metavar="TEXT",
+        help="a text file, a folder of .txt files, or a hub data set such as "
+        "Salesforce/wikitext:wikitext-103-raw-v1 (default: a text that comes with Python)",
+    )
+    lm.add_argument(
+        "--tokenizer",
+        metavar="NAME_OR_FOLDER",
+        help="an AutoTokenizer (default: a byte-level BPE trained on the training part)",
+    )
+    lm.add_argument(
+        "--out", default="comparison", metavar="FOLDER", help="results (default: comparison)"
+    )
+    lm.add_argument("--seeds", type=int, metavar="N", help="seeds at the chosen learning rate")
+    lm.add_argument(
+        "--learning-rates", nargs="+", type=float, metavar="RATE", help="the sweep of every arm"
+    )
+    lm.add_argument("--steps", type=int, metavar="N", help="training steps of a run")
+    lm.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:N or mps")
+    lm.add_argument("--model", help="current or paper (default: the preset's)")
+    lm.add_argument(
+        "--control",
+        action="store_true",
+        help="add a dot product with as many parameters as the largest arm",
+    )
+    lm.add_argument("--quiet", action="store_true", help="no progress")
+    lm.add_argument("--json", action="store_true", help="the result as JSON on stdout")
+    lm.set_defaults(run=_compare_lm)
+
+
+def _compare_lm(options: argparse.Namespace) -> int:
+    from neural_attention.compare.language import compare_language_models
+    from neural_attention.compare.progress import Progress, progress_on
+    from neural_attention.compare.table import print_summary
+
+    progress = Progress() if options.quiet else progress_on(sys.stderr)
+    try:
+        summary = compare_language_models(
+            options.arms,
+            preset=options.preset,
+            data=options.data,
+            tokenizer=options.tokenizer,
+            out=options.out,
+            seeds=options.seeds,
+            learning_rates=options.learning_rates,
+            device=options.device,
+            model=options.model,
+            control=options.control,
+            steps=options.steps,
+            progress=progress,
+        )
+    finally:
+        progress.close()
+    if options.json:
+        json.dump(summary, sys.stdout, indent=1, allow_nan=False)
+        print()
+    else:
+        print_summary(summary, sys.stdout, is_terminal=sys.stdout.isatty())
+        print(f"\nFiles: {options.out}/result.json, {options.out}/curves.png")
+    return 1 if summary["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""The summary of a comparison: scores, costs, checks of the protocol, and what to mind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from neural_attention.compare.presets import LanguagePreset
+from neural_attention.compare.runs import FORMAT, RunSpec
+from neural_attention.compare.statistics import paired_ratio, statement
+
+MOST_PASSES = 10
+
+
+def summarise(
+    *,
+    preset: LanguagePreset,
+    specs: dict[str, RunSpec],
+    sweeps: dict[str, list[dict[str, Any]]],
+    final: dict[str, list[dict[str, Any]]],
+    sdpa: dict[str, float | None],
+    notes: list[str],
+    failures: list[dict[str, str]],
+    root: Path,
+) -> dict[str, Any]:
+    """Put together what ``result.json`` holds.
+
+    Args:
+        preset: sizes and schedule.
+        specs: by arm, its first run.
+        sweeps: by arm, the results of the learning-rate sweep.
+        final: by arm, the results at the chosen rate, one a seed, each with ``test``.
+        sdpa: by arm, tokens a second on torch's kernel, or None.
+        notes: what was noticed on the way.
+        failures: runs that gave no result.
+        root: folder of the comparison.
+    """
+    reference = _reference(specs, final)
+    arms = {name: _arm(specs[name], sweeps[name], final[name], sdpa[name]) for name in specs}
+    ratios = {name: _against(final[name], final[reference]) for name in specs if name != reference}
+    for name, arm in arms.items():
+        ratio = ratios.get(name)
+        arm["against_reference"] = asdict(ratio) if ratio is not None else None
+    first = next(iter(specs.values()))
+    identity = [spec.key for spec in specs.values()]
+    identity += [repr(preset.learning_rates), repr(preset.seeds)]
+    return {
+        "format": FORMAT,
+        "key": hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
+        "preset": asdict(preset),
+        "device": first.device,
+        "environment": first.environment,
+        "seeds": preset.seeds,
+        "runs": sum(len(results) for results in sweeps.values())
+        + sum(max(0, len(results) - 1) for results in final.values()),
+        "reference": reference,
+        "arms": arms,
+        "protocol": _protocol(preset, specs, sweeps, final, root),
+        "notes": notes
+        + _notes(preset, arms, sweeps, final, failures, first.tokens["counts"]["train"]),
+        "failures": failures,
+        "statement": statement(
+            {name: {**arm, "against_reference": ratios.get(name)} for name, arm in arms.items()},
+            reference,
+            preset.steps,
+        ),
+    }
+
+
+def _reference(specs: dict[str, RunSpec], final: dict[str, list[dict[str, Any]]]) -> str:
+    """The arm that the others are paired with: the plain dot product that validates best.
+
+    Not simply the first: slopes inside a score network are to be measured against ALiBi, and
+    against rotary positions only if those are better.
+    """
+
+    def validation_loss(name: str) -> float:
+        return _mean([result["validation"]["loss"] for result in final[name]]) or math.inf
+
+    plain = [
+        name
+        for name, spec in specs.items()
+        if spec.attention["score"] == "dot" and spec.attention["projection"] == "linear"
+    ]
+    return min(plain or specs, key=validation_loss)
+
+
+def _arm(
+    spec: RunSpec,
+    sweep: list[dict[str, Any]],
+    final: list[dict[str, Any]],
+    sdpa: float | None,
+) -> dict[str, Any]:
+    """Means over seeds; perplexities are exp of mean losses, as the pairs are."""
+    results = final or sweep
+    tests = [result["test"] for result in final if result.get("test") is not None]
+    return {
+        "attention": spec.attention,
+        "layers": spec.layers,
+        "overrides": spec.overrides,
+        "parameters": results[0]["parameters"] if results else None,
+        "learning_rate": final[0]["learning_rate"] if final else None,
+        "validation_perplexity": _perplexity([r["validation"]["loss"] for r in final]),
+        "test_perplexity": _perplexity([test["loss"] for test in tests]),
+        "test_bits_per_byte": _mean([test["bits_per_byte"] for test in tests]),
+        "tokens_per_second": _mean([r["tokens_per_second"] for r in final]),
+        "sdpa_tokens_per_second": sdpa,
+        "training_seconds": _mean([r["training_seconds"] for r in final]),
+        "peak_memory_mib": (max(r["peak_memory_bytes"] for r in final) / 2**20 if final else None),
+        "sweep": [
+            {
+                "learning_rate": result["learning_rate"],
+                "diverged": result["diverged"],
+                "validation_perplexity": (result["validation"] or {}).get("perplexity"),
+            }
+            for result in sweep
+        ],
+        "results": [
+            {name: result[name] for name in _KEPT} | {"test": result.get("test")}
+            for result in final
+        ],
+        "curves": [result["curve"] for result in final],
+    }
+
+
+_KEPT = (
+    "seed", "learning_rate", "validation", "tokens_per_second", "training_seconds",
+    "peak_memory_bytes", "dead_heads", "data_order_sha256", "resumed_from", "broken_checkpoints",
+)  # fmt: skip
+
+
+def _against(arm: list[dict[str, Any]], reference: list[dict[str, Any]]) -> Any:
+    losses = {r["seed"]: r["test"]["loss"] for r in arm if r.get("test") is not None}
+    others = {r["seed"]: r["test"]["loss"] for r in reference if r.get("test") is not None}
+    seeds = sorted(losses.keys() & others.keys())
+    if not seeds:
+        return None
+    return paired_ratio([losses[seed] for seed in seeds], [others[seed] for seed in seeds])
+
+
+def _protocol(
+    preset: LanguagePreset,
+    specs: dict[str, RunSpec],
+    sweeps: dict[str, list[dict[str, Any]]],
+    final: dict[str, list[dict[str, Any]]],
+    root: Path,
+) -> dict[str, Any]:
+    orders: dict[int, set[str]] = {}
+    for result in [r for runs in (*sweeps.values(), *final.values()) for r in runs]:
+        orders.setdefault(result["seed"], set()).add(result["data_order_sha256"])
+    return {
+        "data_order": {
+            str(seed): {"sha256": sorted(hashes), "same_for_all_arms": len(hashes) == 1}
+            for seed, hashes in sorted(orders.items())
+        },
+        "initial_values": {
+            name: results[0]["initial_values"] for name, results in sweeps.items() if results
+        },
+        "schedule": (
+            f"AdamW, weight decay {preset.weight_decay} on matrices, betas {preset.betas}, "
+            f"{preset.warmup_steps} steps of warm-up, then a cosine to zero at step "
+            f"{preset.steps}, gradient norm at most {preset.max_grad_norm}"
+        ),
+        "learning_rates_tried": {name: list(preset.learning_rates) for name in specs},
+        "choice": "least validation loss at seed 0, for each arm alone",
+        "evaluation": (
+            f"windows of {preset.length} tokens moved by {preset.stride}, each token scored once"
+        ),
+        "test_was_read_for": sorted(
+            path.parent.name for path in (root / "runs").glob("*/test.json")
+        ),
+    }
+
+
+def _notes(
+    preset: LanguagePreset,
+    arms: dict[str, dict[str, Any]],
+    sweeps: dict[str, list[dict[str, Any]]],
+    final: dict[str, list[dict[str, Any]]],
+    failures: list[dict[str, str]],
+    tokens: int,
+) -> list[str]:
+    notes = [f"{failure['run']} failed: {failure['why']}" for failure in failures]
+    read = preset.steps * preset.batch_size * preset.length / tokens
+    if read > MOST_PASSES:
+        notes.append(
+            f"the training text is read {read:.0f} times over, which models of this size learn by "
+            "heart: give a longer text with --data."
+        )
+    for name, arm in arms.items():
+        dead = [
+            f"seed {result['seed']} {moment.replace('_', ' ')}: "
+            + ", ".join(f"layer {layer} heads {heads}" for layer, heads in found.items())
+            for result in (final[name] or sweeps[name])
+            for moment, found in result["dead_heads"].items()
+            if found
+        ]
+        if dead:
+            notes.append(f"{name} has dead score networks (uniform attention): {'; '.join(dead)}")
+        rate, rates = arm["learning_rate"], preset.learning_rates
+        if rate is None:
+            notes.append(f"{name} has no run that ended well.")
+        elif len(rates) > 1 and rate in (rates[0], rates[-1]):
+            notes.append(
+                f"the best learning rate of {name} is at the edge of the sweep: "
+                f"--learning-rates may be widened {'downwards' if rate == rates[0] else 'upwards'}."
+            )
+    return notes
+
+
+def _mean(values: list[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+def _perplexity(losses: list[float]) -> float | None:
+    mean = _mean(list(losses))
+    return math.exp(mean) if mean is not None else None

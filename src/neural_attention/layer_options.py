@@ -1,0 +1,151 @@
+"""What the layers' options mean together, checked before anything is built."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from .activations import resolve
+from .presets import preset_settings
+from .projection import KINDS
+
+SCORES = ("neural", "dot", "hybrid", "additive")
+POSITIONS = ("slopes", "alibi", "rotary", "none")
+SITES = {"q": "queries", "k": "keys", "v": "values", "o": "output"}
+
+# Where a kind of projection goes when it is named alone.
+_USUAL_SITES = {"linear": "", "mlp": "qk", "residual": "qk", "karbevski": "q"}
+
+
+def resolve_score(score: str) -> str:
+    """The score's name, known.
+
+    Raises:
+        ValueError: it is not one of :data:`SCORES`.
+    """
+    if score not in SCORES:
+        raise ValueError(f"score is {score!r}: expected one of {', '.join(SCORES)}.")
+    return score
+
+
+def resolve_positions(score: str, positions: str | None) -> str:
+    """The positions that None stands for, or those given if the score can have them.
+
+    Raises:
+        ValueError: an unknown name, or slopes without a score network.
+
+    Warns:
+        UserWarning: a score network alone on rotated queries and keys.
+    """
+    if positions is None:
+        return "rotary" if score == "dot" else "slopes"
+    if positions not in POSITIONS:
+        raise ValueError(f"positions is {positions!r}: expected one of {', '.join(POSITIONS)}.")
+    if positions == "slopes" and score == "dot":
+        raise ValueError(
+            "positions='slopes' act on the channels of a score network and score='dot' has none: "
+            "use positions='alibi' or 'rotary'."
+        )
+    if positions == "rotary" and score in ("neural", "additive"):
+        warnings.warn(
+            f"score={score!r} with positions='rotary' is not relative: a network of rotated "
+            "queries and keys depends on both positions, not on their difference. "
+            "positions='slopes' is relative.",
+            stacklevel=4,
+        )
+    return positions
+
+
+def resolve_projections(projection: str | Mapping[str, str]) -> dict[str, str]:
+    """The kind of projection of q, k, v and o.
+
+    A name alone means queries and keys (``mlp``, ``residual``) or queries (``karbevski``).
+
+    Raises:
+        ValueError: an unknown kind or site, or ``karbevski`` elsewhere than at q.
+
+    >>> resolve_projections("mlp")
+    {'q': 'mlp', 'k': 'mlp', 'v': 'linear', 'o': 'linear'}
+    """
+    if isinstance(projection, str):
+        if projection not in KINDS:
+            raise ValueError(
+                f"projection {projection!r} is unknown: expected one of {', '.join(KINDS)}."
+            )
+        given = dict.fromkeys(_USUAL_SITES[projection], projection)
+    else:
+        given = dict(projection)
+    for site, kind in given.items():
+        if site not in SITES:
+            raise ValueError(
+                f"projection has the key {site!r}: expected q (queries), k (keys), v (values) or "
+                "o (output)."
+            )
+        if kind not in KINDS:
+            raise ValueError(
+                f"projection[{site!r}] is {kind!r}: expected one of {', '.join(KINDS)}."
+            )
+        if kind == "karbevski" and site != "q":
+            raise ValueError(
+                f"projection[{site!r}] is 'karbevski': it replaces the query projection alone."
+            )
+    return {site: given.get(site, "linear") for site in SITES}
+
+
+def check_preserve(init: str, score: str, projections: Mapping[str, str]) -> None:
+    """Whether ``init`` is known and has something to act on.
+
+    Raises:
+        ValueError: it is neither ``random`` nor ``preserve``, or there is nothing to preserve.
+    """
+    if init not in ("random", "preserve"):
+        raise ValueError(f"init is {init!r}: expected 'random' or 'preserve'.")
+    if init == "preserve" and score != "hybrid" and "residual" not in projections.values():
+        kinds = ", ".join(f"{site}: {kind}" for site, kind in projections.items())
+        raise ValueError(
+            f"init='preserve' with score={score!r} and projections {kinds}: it keeps the dot "
+            "product of score='hybrid' or the linear map of projection='residual', and here is "
+            "neither."
+        )
+
+
+def score_network_settings(
+    score: str, given: str | Mapping[str, Any] | None, head_dim: int
+) -> dict[str, Any] | None:
+    """ScoreNetwork keywords of a layer; None for a dot product.
+
+    Args:
+        score: one of :data:`SCORES`.
+        given: a preset's name, or keywords, among them perhaps ``preset``.
+        head_dim: the layer's.
+
+    Raises:
+        ValueError: keywords that the layer sets itself, a network for a dot product, or one that
+            is not additive attention for ``score="additive"``.
+    """
+    if score == "dot":
+        if given is not None:
+            raise ValueError(
+                "score='dot' has no score network, and score_network is given: leave it out, or "
+                "use score='neural' or 'hybrid'."
+            )
+        return None
+    overrides = {"preset": given} if isinstance(given, str) else dict(given or {})
+    own = sorted({"head_dim", "num_heads", "num_kv_heads", "zero_output"} & overrides.keys())
+    if own:
+        raise ValueError(
+            f"score_network sets {', '.join(own)}, which the layer sets itself: leave it out."
+        )
+    preset = overrides.pop("preset", "bahdanau" if score == "additive" else None)
+    settings = overrides if preset is None else preset_settings(preset, head_dim, overrides)
+    if score == "additive":
+        activation, hidden = settings.get("activation", "relu"), settings.get("hidden", ())
+        if activation != "tanh" or tuple(hidden):
+            raise ValueError(
+                f"score='additive' is Bahdanau's network, one hidden layer of tanh, and "
+                f"score_network asks for activation {activation!r} and hidden {tuple(hidden)}: use "
+                "score='neural' for any other."
+            )
+    resolve(settings.get("activation", "relu"))
+    return settings

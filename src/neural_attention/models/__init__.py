@@ -1,0 +1,1 @@
+"""Small transformers models with :class:`neural_attention.NeuralAttention` in their layers."""

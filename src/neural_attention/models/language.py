@@ -1,0 +1,496 @@
+"""A decoder language model with any attention of this library, as a transformers model.
+
+Importing this module registers ``model_type`` ``"neural_attention_lm"`` with ``AutoConfig`` and
+``AutoModelForCausalLM``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+try:
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        GenerationMixin,
+        PretrainedConfig,
+        PreTrainedModel,
+    )
+    from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+    from transformers.modeling_layers import GradientCheckpointingLayer
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+except ImportError as error:
+    raise ImportError(
+        'the language model needs transformers 5: pip install "neural-attention[compare]"'
+    ) from error
+
+from neural_attention.attention import NeuralAttention
+
+ARCHITECTURES = ("current", "paper")
+
+# transformers 5.2x calls the cache `cache`, earlier releases `past_key_values`.
+_CACHE_FIELD = (
+    "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+)
+
+
+class NeuralAttentionLMConfig(PretrainedConfig):  # type: ignore[misc]
+    r"""Configuration of :class:`NeuralAttentionForCausalLM`.
+
+    Args:
+        architecture: ``"current"``: pre-norm, RMSNorm, SwiGLU, no biases, tied embeddings, and
+            positions in the attention layers. ``"paper"``: the decoder of DiGiugno & Mahmood:
+            post-norm, ReLU, sinusoidal positions added once to the scaled embedding, LayerNorm
+            before an untied head with bias, attention without biases.
+        vocab_size: entries of the vocabulary.
+        hidden_size: width of the model.
+        intermediate_size: width of the feed-forward layers.
+        num_hidden_layers: number of blocks.
+        num_attention_heads: heads; they divide ``hidden_size`` unless ``head_dim`` is given.
+        num_key_value_heads: heads of keys and values; ``None`` for as many as query heads.
+        head_dim: width of a head; ``None`` for ``hidden_size // num_attention_heads``.
+        attention: keywords of :class:`neural_attention.NeuralAttention` for the layers named by
+            ``attention_layers``, such as ``{"score": "neural", "positions": "slopes"}``.
+        attention_layers: ``"all"``, ``"first"`` or a list of layer numbers. The other layers are
+            dot products: with rotary positions in the current model, without positions of their own
+            in the paper's.
+        dropout: probability behind the embedding and behind each sublayer; ``None`` for 0.0
+            (current) and 0.1 (paper).
+        tie_word_embeddings: ``None`` for ``True`` (current) and ``False`` (paper).
+        use_cache: whether generation keeps keys and values.
+
+    Raises:
+        ValueError: an unknown architecture, a layer that is not there, or heads that do not divide
+            the width.
+
+    >>> NeuralAttentionLMConfig(num_hidden_layers=2, attention_layers="first").arm_layers
+    (0,)
+    """
+
+    model_type = "neural_attention_lm"
+    keys_to_ignore_at_inference = [_CACHE_FIELD]
+
+    def __init__(
+        self,
+        architecture: str = "current",
+        vocab_size: int = 2048,
+        hidden_size: int = 256,
+        intermediate_size: int = 688,
+        num_hidden_layers: int = 4,
+        num_attention_heads: int = 4,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+        attention: dict[str, Any] | None = None,
+        attention_layers: str | Sequence[int] = "all",
+        dropout: float | None = None,
+        tie_word_embeddings: bool | None = None,
+        use_cache: bool = True,
+        bos_token_id: int | None = None,
+        eos_token_id: int | list[int] | None = None,
+        pad_token_id: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if architecture not in ARCHITECTURES:
+            raise ValueError(
+                f"architecture is {architecture!r}: it must be one of {', '.join(ARCHITECTURES)}."
+            )
+        is_paper = architecture == "paper"
+        self.architecture = architecture
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.intermediate_size = intermediate_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.num_key_value_heads = num_key_value_heads
+        self.head_dim = head_dim
+        self.attention = dict(attention) if attention is not None else {"score": "dot"}
+        self.attention_layers = (
+            attention_layers if isinstance(attention_layers, str) else list(attention_layers)
+        )
+        self.dropout = (0.1 if is_paper else 0.0) if dropout is None else dropout
+        self.use_cache = use_cache
+        self.tie_word_embeddings = (
+            not is_paper if tie_word_embeddings is None else tie_word_embeddings
+        )
+        self.bos_token_id, self.eos_token_id = bos_token_id, eos_token_id
+        self.pad_token_id = pad_token_id
+        if head_dim is None and hidden_size % num_attention_heads:
+            raise ValueError(
+                f"hidden_size {hidden_size} is not a multiple of num_attention_heads "
+                f"{num_attention_heads}: change one of them or give head_dim."
+            )
+        _ = self.arm_layers
+        super().__init__(
+            tie_word_embeddings=self.tie_word_embeddings,
+            bos_token_id=bos_token_id,
+            eos_token_id=eos_token_id,
+            pad_token_id=pad_token_id,
+            **kwargs,
+        )
+
+    @property
+    def arm_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers with the attention of ``attention``."""
+        named = {"all": range(self.num_hidden_layers), "first": range(1)}
+        layers = self.attention_layers
+        if isinstance(layers, str):
+            if layers not in named:
+                raise ValueError(
+                    f"attention_layers is {layers!r}: 'all', 'first' or a list is needed."
+                )
+            return tuple(named[layers])
+        outside = [layer for layer in layers if not 0 <= layer < self.num_hidden_layers]
+        if outside:
+            raise ValueError(
+                f"attention_layers names {outside} and the model has layers 0 to "
+                f"{self.num_hidden_layers - 1}."
+            )
+        return tuple(sorted(set(layers)))
+
+    def attention_of_layer(self, layer: int) -> dict[str, Any]:
+        """All keywords of the :class:`neural_attention.NeuralAttention` of a layer."""
+        no_positions = self.architecture == "paper"
+        keywords = dict(self.attention if layer in self.arm_layers else {"score": "dot"})
+        if no_positions:
+            keywords.setdefault("positions", "none")
+        return {
+            "num_kv_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "bias": False,
+            **keywords,
+        }
+
+
+class _LayerCache:
+    """One layer's part of a transformers cache, as the attention layer wants it."""
+
+    def __init__(self, cache: DynamicCache, layer: int) -> None:
+        self.cache, self.layer = cache, layer
+
+    @property
+    def length(self) -> int:
+        return self.cache.get_seq_length(self.layer)
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return self.cache.update(keys, values, self.layer)
+
+
+class _ReadOnlyLayerCache(_LayerCache):
+    """The same without keeping what comes: attention maps are computed before the layer runs."""
+
+    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        if self.length == 0:
+            return keys, values
+        layer = self.cache.layers[self.layer]
+        return torch.cat([layer.keys, keys], -2), torch.cat([layer.values, values], -2)
+
+
+class _SwiGLU(nn.Module):
+    """Gated feed-forward layer W_down(silu(W_gate x) · W_up x) (Shazeer 2020, arXiv 2002.05202)."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+class _DecoderBlock(GradientCheckpointingLayer):  # type: ignore[misc]
+    """Attention and feed-forward with residual connections, normalised before or after."""
+
+    def __init__(self, config: NeuralAttentionLMConfig, layer: int) -> None:
+        super().__init__()
+        width, inner = config.hidden_size, config.intermediate_size
+        self.is_post_norm = config.architecture == "paper"
+        self.attention = NeuralAttention(
+            width, config.num_attention_heads, **config.attention_of_layer(layer)
+        )
+        if self.is_post_norm:
+            self.feed_forward: nn.Module = nn.Sequential(
+                nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width)
+            )
+            self.attention_norm: nn.Module = nn.LayerNorm(width)
+            self.feed_forward_norm: nn.Module = nn.LayerNorm(width)
+        else:
+            self.feed_forward = _SwiGLU(width, inner)
+            self.attention_norm = nn.RMSNorm(width, eps=1e-6)
+            self.feed_forward_norm = nn.RMSNorm(width, eps=1e-6)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, **attention: Any) -> Tensor:
+        if self.is_post_norm:
+            x = self.attention_norm(x + self.dropout(self.attention(x, **attention)))
+            return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        x = x + self.dropout(self.attention(self.attention_norm(x), **attention))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+    def attention_weights(self, x: Tensor, **attention: Any) -> Tensor:
+        """The attention map of this block for its input, (B, H, Lq, Lk)."""
+        inner = x if self.is_post_norm else self.attention_norm(x)
+        return self.attention.attention_weights(inner, **attention)
+
+
+def sinusoidal_positions(positions: Tensor, width: int) -> Tensor:
+    r"""Sines and cosines of positions, ``(..., width)`` in float32.
+
+    .. math:: p_{2i} = \sin(t / 10000^{2i/d}), \qquad p_{2i+1} = \cos(t / 10000^{2i/d})
+
+    Source:
+        Vaswani et al. 2017, arXiv 1706.03762, section 3.5.
+
+    >>> sinusoidal_positions(torch.tensor([0]), 4)
+    tensor([[0., 1., 0., 1.]])
+    """
+    pairs = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)
+    angles = positions.float()[..., None] * torch.exp(pairs * (-math.log(10000.0) / width))
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width]
+
+
+class NeuralAttentionForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
+    """A causal language model in which layers of your choice have a neural attention score.
+
+    Works with ``save_pretrained`` and ``from_pretrained``, ``AutoModelForCausalLM`` (once this
+    module is imported), ``generate`` and ``Trainer``. Caches are transformers' ``DynamicCache``; a
+    layer with a pure neural score keeps its key features, which are narrower than keys.
+
+    Args:
+        config: a :class:`NeuralAttentionLMConfig`.
+
+    Source:
+        DiGiugno & Mahmood 2025, arXiv 2502.17206 (architecture ``"paper"``).
+
+    >>> config = NeuralAttentionLMConfig(attention={"score": "neural"}, num_hidden_layers=1)
+    >>> model = NeuralAttentionForCausalLM(config)
+    >>> model(input_ids=torch.tensor([[1, 2, 3]])).logits.shape
+    torch.Size([1, 3, 2048])
+    """
+
+    config_class = NeuralAttentionLMConfig
+    base_model_prefix = ""
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["_DecoderBlock"]
+    _tied_weights_keys = {"head.weight": "embedding.weight"}
+
+    def __init__(self, config: NeuralAttentionLMConfig) -> None:
+        super().__init__(config)
+        self._is_built = False
+        width, is_paper = config.hidden_size, config.architecture == "paper"
+        self.embedding: nn.Module = nn.Embedding(config.vocab_size, width)
+        # The paper's model multiplies embeddings by the root of the width.
+        self.embedding_scale = math.sqrt(width) if is_paper else 1.0
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            _DecoderBlock(config, layer) for layer in range(config.num_hidden_layers)
+        )
+        self.norm = nn.LayerNorm(width) if is_paper else nn.RMSNorm(width, eps=1e-6)
+        self.head: nn.Module = nn.Linear(width, config.vocab_size, bias=is_paper)
+        self.gradient_checkpointing = False
+        self._start(self.embedding)
+        self._start(self.head)
+        self.post_init()
+        self._is_built = True
+
+    def _start(self, module: nn.Module) -> None:
+        """Starting values of embeddings and head; attention layers set their own."""
+        if not isinstance(module, (nn.Embedding, nn.Linear)):
+            return
+        # Unit logits from a normalised state; a smaller start of tied embeddings learns slowly.
+        nn.init.normal_(module.weight, std=self.config.hidden_size**-0.5)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Starting values of new embeddings; ``resize_token_embeddings`` asks for them."""
+        self._start(module)
+
+    def initialize_weights(self) -> None:
+        """Fill what a checkpoint lacks with the starting values of a new model.
+
+        transformers calls this for new models, which are complete when their constructor ends, and
+        after loading.
+        """
+        if not self._is_built:
+            return
+        named = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        missing = {
+            name: tensor
+            for name, tensor in named.items()
+            if not getattr(tensor, "_is_hf_initialized", False)
+        }
+        if not missing:
+            return
+        with torch.device("cpu"):
+            fresh = type(self)(self.config)
+        source = {**dict(fresh.named_parameters()), **dict(fresh.named_buffers())}
+        with torch.no_grad():
+            for name, tensor in missing.items():
+                tensor.copy_(source[name])
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embedding of tokens."""
+        return self.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the embedding of tokens."""
+        self.embedding = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The head."""
+        return self.head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Replace the head."""
+        self.head = new_embeddings
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        past_key_values: Cache | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Logits of the next token, and the loss when there are labels.
+
+        Args:
+            input_ids: tokens, ``(B, L)`` int64.
+            attention_mask: ``(B, cached + L)``, 0 or False where a position is padding (on either
+                side); or ``(B, 1 or heads, L, cached + L)``, bool (True = attend) or additive,
+                which then holds causality as well.
+            position_ids: ``(B, L)`` or ``(1, L)``, read by the sinusoidal positions of the paper's
+                model; the other positions are relative and need none.
+            cache: a ``DynamicCache``; its length says how many tokens came before.
+            inputs_embeds: ``(B, L, hidden_size)`` in place of ``input_ids``, before any scale.
+            labels: ``(B, L)``; position t is predicted from those before it, −100 is left out.
+            shift_labels: ``(B, L)``: what follows each position, in place of ``labels``.
+            use_cache: return the cache; made if none is given.
+            logits_to_keep: logits of the last so many positions only (0: all), or of these
+                positions.
+            output_attentions: also the attention map of each layer, computed beside it.
+            output_hidden_states: also the embedding and the output of each block.
+            return_dict: ``False`` for a tuple.
+            past_key_values: the name of ``cache`` in earlier transformers.
+            num_items_in_batch: the loss is the sum over this number, as ``Trainer`` wants it.
+            **kwargs: nothing else is taken; ``Trainer`` looks for their place in the signature.
+
+        Raises:
+            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``, a cache that is not
+                a ``DynamicCache``, or a mask of another shape.
+            TypeError: a keyword that this model does not compute.
+        """
+        if kwargs:
+            raise TypeError(f"the model does not take {', '.join(sorted(kwargs))}.")
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give one of input_ids and inputs_embeds.")
+        x = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        cache = self._usable_cache(cache if cache is not None else past_key_values, use_cache)
+        seen = cache.get_seq_length() if cache is not None else 0
+        attention = self._attention_arguments(attention_mask, x, seen)
+        x = x * self.embedding_scale
+        if self.config.architecture == "paper":
+            positions = _positions(position_ids, attention_mask, x, seen)
+            x = x + sinusoidal_positions(positions, self.config.hidden_size).to(x.dtype)
+        x = self.dropout(x)
+
+        want_maps = _flag(output_attentions, self.config, "output_attentions")
+        want_states = _flag(output_hidden_states, self.config, "output_hidden_states")
+        states, maps = [x], []
+        for number, block in enumerate(self.blocks):
+            if want_maps:
+                peek = _ReadOnlyLayerCache(cache, number) if cache is not None else None
+                maps.append(cast(Any, block).attention_weights(x, **attention, cache=peek))
+            layer_cache = _LayerCache(cache, number) if cache is not None else None
+            x = block(x, **attention, cache=layer_cache)
+            states.append(x)
+        x = self.norm(x)
+        states[-1] = x
+
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.head(x[:, kept])
+        loss = None
+        if labels is not None or shift_labels is not None:
+            loss = self.loss_function(
+                logits=logits,
+                labels=labels,
+                vocab_size=self.config.vocab_size,
+                num_items_in_batch=num_items_in_batch,
+                shift_labels=None if shift_labels is None else shift_labels.contiguous(),
+            )
+        output = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            hidden_states=tuple(states) if want_states else None,
+            attentions=tuple(maps) if want_maps else None,
+            **{_CACHE_FIELD: cache},
+        )
+        return (
+            output.to_tuple() if _flag(return_dict, self.config, "return_dict") is False else output
+        )
+
+    def _usable_cache(self, cache: Cache | None, use_cache: bool | None) -> DynamicCache | None:
+        use_cache = _flag(use_cache, self.config, "use_cache")
+        is_checkpointing = any(block.gradient_checkpointing for block in self.blocks)
+        if is_checkpointing and self.training and torch.is_grad_enabled():
+            # The backward pass runs each block again, which would fill the cache twice.
+            return None
+        if cache is None:
+            return DynamicCache() if use_cache and not self.training else None
+        is_dynamic = isinstance(cache, DynamicCache) and all(
+            type(layer) is DynamicLayer for layer in cache.layers
+        )
+        if not is_dynamic:
+            raise ValueError(
+                f"the cache is a {type(cache).__name__}: this model keeps key features of another "
+                "width than its heads, so it needs a plain DynamicCache (generate's default; leave "
+                "cache_implementation out)."
+            )
+        return cache
+
+    def _attention_arguments(self, mask: Tensor | None, x: Tensor, seen: int) -> dict[str, Any]:
+        if mask is None:
+            return {"is_causal": True}
+        if mask.dim() == 4:
+            return {"attn_mask": mask, "is_causal": False}
+        expected = (x.shape[0], seen + x.shape[1])
+        if tuple(mask.shape) != expected:
+            raise ValueError(
+                f"attention_mask has shape {tuple(mask.shape)}: {expected} is needed, one entry "
+                "for each cached and each new position."
+            )
+        return {"is_causal": True, "key_padding_mask": mask == 0}
+
+
+def _flag(value: bool | None, config: NeuralAttentionLMConfig, name: str) -> bool | None:
+    return getattr(config, name, None) if value is None else value
+
+
+def _positions(ids: Tensor | None, mask: Tensor | None, x: Tensor, seen: int) -> Tensor:
+    """Absolute positions, (B or 1, L): padding on the left does not count."""
+    if ids is not None:
+        return ids
+    if mask is not None and mask.dim() == 2:
+        return ((mask != 0).long().cumsum(-1) - 1).clamp(min=0)[:, -x.shape[1] :]
+    return torch.arange(seen, seen + x.shape[1], device=x.device)[None]
+
+
+AutoConfig.register(NeuralAttentionLMConfig.model_type, NeuralAttentionLMConfig, exist_ok=True)
+AutoModelForCausalLM.register(NeuralAttentionLMConfig, NeuralAttentionForCausalLM, exist_ok=True)

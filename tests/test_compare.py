@@ -1,0 +1,531 @@
+"""Arms, initial values, statistics, and whole comparisons in small."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from neural_attention.compare import compare_language_models, parse_arm
+from neural_attention.compare.arms import check_arms
+from neural_attention.compare.building import (
+    build_model,
+    control_feed_forward,
+    count_parameters,
+    dead_score_networks,
+    model_config,
+)
+from neural_attention.compare.checkpoints import last_complete, mark_complete
+from neural_attention.compare.devices import resolve_device
+from neural_attention.compare.language import choose_preset
+from neural_attention.compare.memory import PeakMemory
+from neural_attention.compare.processes import JobFailed, JobMistake, Workers
+from neural_attention.compare.statistics import paired_ratio, statement
+from neural_attention.compare.store import read_result, write_summary
+
+SIZES = {
+    "architecture": "current",
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+
+
+def config_of(name: str, **changes):
+    arm = parse_arm(name)
+    layers = arm.layers if isinstance(arm.layers, str) else list(arm.layers)
+    return model_config(SIZES, arm.attention(8), layers, **changes)
+
+
+# Arms
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("dot", {"score": "dot", "projection": "linear"}),
+        ("dot+alibi", {"score": "dot", "projection": "linear", "positions": "alibi"}),
+        ("neural", {"score": "neural", "projection": "linear"}),
+        ("hybrid+rotary", {"score": "hybrid", "projection": "linear", "positions": "rotary"}),
+        ("additive", {"score": "additive", "projection": "linear"}),
+        ("projection=mlp", {"score": "dot", "projection": "mlp"}),
+        (
+            "alibi+projection=residual",
+            {"score": "dot", "projection": "residual", "positions": "alibi"},
+        ),
+        (
+            "neural+width=8+hidden=4+activation=silu+init=random+share_heads",
+            {
+                "score": "neural",
+                "projection": "linear",
+                "score_network": {
+                    "width": 8,
+                    "hidden": (4,),
+                    "activation": "silu",
+                    "init": "random",
+                    "share_heads": True,
+                },
+            },
+        ),
+        (
+            "neural:gatv2+width=4",
+            {
+                "score": "neural",
+                "projection": "linear",
+                "score_network": {"activation": "leaky_relu:0.2", "width": 4},
+            },
+        ),
+        (
+            "neural:paper+bottleneck=4",
+            {
+                "score": "neural",
+                "projection": "linear",
+                "score_network": {"bottleneck": 4, "width": 8, "share_heads": True},
+            },
+        ),
+    ],
+)
+def test_an_arm_is_what_its_name_says(name, expected):
+    assert parse_arm(name).attention(64) == expected
+    model_config(SIZES, parse_arm(name).attention(8), "all")
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("neural", "all"), ("neural+layers=first", "first"), ("dot+layers=2,0", (0, 2))],
+)
+def test_an_arm_says_which_layers_have_it(name, layers):
+    assert parse_arm(name).layers == layers
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nueral", "unknown part 'nueral'.*did you mean neural.*An arm is"),
+        ("neural+wdith=8", "did you mean width"),
+        ("neural:relase", "unknown preset 'relase'; known are paper, release"),
+        ("dot:paper", "goes with neural or hybrid"),
+        ("neural+width=8+width=4", "gives width twice"),
+        ("dot+alibi+rotary", "gives positions twice"),
+        ("neural+width=eight", "whole number"),
+        ("neural+width=0", "whole number"),
+        ("neural+activation=sine", "activation is 'sine'"),
+        ("neural+init=zero", "unknown init 'zero'"),
+        ("dot+width=8", "a dot product has none"),
+        ("dot+slopes", "slopes are positions of a score network"),
+        ("dot+projection=cubic", "unknown projection 'cubic'"),
+        ("neural+layers=last", "layers is 'last'"),
+        ("neural+", "unknown part ''"),
+        ("", "unknown part ''"),
+    ],
+)
+def test_a_mistaken_arm_is_refused_with_what_is_known(name, message):
+    with pytest.raises(ValueError, match=message):
+        parse_arm(name)
+
+
+def test_the_same_arm_under_two_names_is_refused():
+    with pytest.raises(ValueError, match=r"'neural\+alibi\+width=8' and 'neural\+width=8\+alibi'"):
+        check_arms([parse_arm("neural+alibi+width=8"), parse_arm("neural+width=8+alibi")])
+
+
+# Initial values, parameters, dead networks
+
+
+@pytest.mark.parametrize("name", ["dot+alibi", "neural", "hybrid", "additive+layers=first"])
+def test_arms_start_with_the_values_of_the_dot_product_wherever_both_have_them(name):
+    dot = build_model(config_of("dot"), SIZES, seed=3).model
+    built = build_model(config_of(name), SIZES, seed=3)
+    values = dict(built.model.named_parameters())
+    assert set(built.shared) == set(dict(dot.named_parameters()))
+    for parameter_name, parameter in dot.named_parameters():
+        assert torch.equal(parameter, values[parameter_name])
+    assert set(built.own) == set(values) - set(built.shared)
+
+
+def test_another_seed_gives_other_values():
+    first, second = (build_model(config_of("dot"), SIZES, seed=s).model for s in (0, 1))
+    assert not torch.equal(first.embedding.weight, second.embedding.weight)
+
+
+def test_a_wider_control_shares_all_but_its_feed_forward_layers():
+    built = build_model(config_of("dot", intermediate_size=30), SIZES, seed=0)
+    assert all(".feed_forward." in name for name in built.own)
+    assert len(built.own) == 6
+
+
+def test_the_control_has_at_least_as_many_parameters_and_is_the_least_that_has():
+    target = count_parameters(config_of("neural"))
+    width = control_feed_forward(config_of("dot"), target)
+    assert count_parameters(config_of("dot", intermediate_size=width)) >= target
+    assert count_parameters(config_of("dot", intermediate_size=width - 1)) < target
+
+
+def test_a_dead_score_network_is_found_and_live_ones_are_not():
+    model = build_model(config_of("neural+hidden=2+none"), SIZES, seed=0).model
+    ids = torch.randint(0, 50, (2, 12))
+    assert dead_score_networks(model, ids) == {}
+    with torch.no_grad():
+        model.blocks[1].attention.score_network.hidden.weight[1].zero_()
+    assert dead_score_networks(model, ids) == {"1": [1]}
+
+
+# Presets and devices
+
+
+def test_a_preset_takes_the_changes_of_the_command():
+    preset = choose_preset("quick", "paper", 7, 2, [2e-3, 1e-3])
+    assert (preset.architecture, preset.steps, preset.seeds) == ("paper", 7, 2)
+    assert preset.learning_rates == (1e-3, 2e-3)
+    assert preset.warmup_steps <= 7
+    assert preset.evaluations <= 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("slow",), "unknown preset 'slow'; known are smoke, quick, laptop, paper"),
+        (("quick", "old"), "unknown model 'old'"),
+        (("quick", None, 0), "steps is 0"),
+        (("quick", None, None, 0), "seeds is 0"),
+        (("quick", None, None, None, [1e-3, -1.0]), "positive numbers"),
+        (("quick", None, None, None, [1e-3, 1e-3]), "given twice"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        choose_preset(*arguments)
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "cpu:0"])
+def test_an_unknown_device_is_refused(name):
+    with pytest.raises(ValueError, match="unknown device"):
+        resolve_device(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="no CUDA GPU"):
+        resolve_device("cuda")
+
+
+# Statistics
+
+
+def test_paired_ratios_have_the_t_interval_of_scipy():
+    from scipy import stats
+
+    losses, reference = [3.1, 3.3, 3.0, 3.2], [3.2, 3.35, 3.15, 3.25]
+    ratio = paired_ratio(losses, reference)
+    differences = np.subtract(losses, reference)
+    low, high = stats.t.interval(0.95, 3, differences.mean(), stats.sem(differences))
+    assert (ratio.ratio, ratio.low, ratio.high) == pytest.approx(
+        (np.exp(differences.mean()), np.exp(low), np.exp(high))
+    )
+    assert ratio.is_told_apart
+
+
+def test_one_seed_has_no_interval_and_no_pairs_are_refused():
+    assert paired_ratio([1.0], [2.0]).low is None
+    assert not paired_ratio([1.0], [2.0]).is_told_apart
+    with pytest.raises(ValueError, match="pairs are needed"):
+        paired_ratio([1.0], [])
+
+
+def scored(perplexity, ratio=None):
+    return {
+        "test_perplexity": perplexity,
+        "validation_perplexity": perplexity,
+        "parameters": 5e5,
+        "against_reference": ratio,
+    }
+
+
+@pytest.mark.parametrize(
+    ("losses", "says", "never"),
+    [
+        ([3.0], "With one seed", "better at"),
+        ([2.9, 3.02, 3.1], "do not tell the two apart", "better at"),
+        ([2.90, 2.91, 2.89], "so neural is better", "apart"),
+        ([3.10, 3.11, 3.09], "so neural is worse", "apart"),
+    ],
+)
+def test_the_sentence_claims_no_more_than_the_numbers(losses, says, never):
+    ratio = paired_ratio(losses, [3.0] * len(losses))
+    arms = {"dot": scored(20.0), "neural": scored(20.0 * ratio.ratio, ratio)}
+    sentence = statement(arms, "dot", 100)
+    assert says in sentence
+    assert never not in sentence
+    assert sentence.count(". ") == 0
+
+
+def test_the_sentence_says_so_when_nothing_can_be_compared():
+    assert "shows nothing" in statement({"dot": scored(None)}, "dot", 1)
+    assert "compares nothing" in statement({"dot": scored(2.0), "x": scored(None)}, "dot", 1)
+
+
+# Files
+
+
+def test_a_checkpoint_that_was_cut_off_or_changed_is_passed_over(tmp_path):
+    for step in (10, 20, 30):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(bytes(100))
+        if step < 30:
+            mark_complete(folder)
+    (tmp_path / "checkpoint-20" / "model.safetensors").write_bytes(bytes(50))
+    found, broken = last_complete(tmp_path)
+    assert found == tmp_path / "checkpoint-10"
+    assert broken == ["checkpoint-30", "checkpoint-20"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10"]
+
+
+def test_a_damaged_result_is_set_aside_and_said(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text('{"key": "a", "validation"')
+    result, note = read_result(path, "a")
+    assert result is None
+    assert "set aside" in note
+    assert (tmp_path / "result.json.unreadable").is_file()
+
+
+def test_the_summary_of_another_configuration_is_kept(tmp_path):
+    assert write_summary(tmp_path, {"key": "a" * 64}) is None
+    assert write_summary(tmp_path, {"key": "a" * 64}) is None
+    moved = write_summary(tmp_path, {"key": "b" * 64})
+    assert json.loads(moved.read_text())["key"] == "a" * 64
+    assert json.loads((tmp_path / "result.json").read_text())["key"] == "b" * 64
+
+
+def test_peak_memory_counts_what_was_freed_again():
+    memory = PeakMemory(torch.device("cpu"))
+    block = torch.ones(16 << 20)
+    del block
+    assert 60 << 20 < memory.peak() < 200 << 20
+
+
+# Jobs in their own processes
+
+
+def test_a_job_that_crashes_is_told_apart_from_a_mistake():
+    workers = Workers("cpu")
+    with pytest.raises(JobFailed, match="KeyError"):
+        workers.run("train", {}, lambda message: None)
+    bad = {
+        "specs": [spec_content(attention={"score": "dot", "projection": "mlp", "bias": 3, "x": 1})]
+    }
+    with pytest.raises(JobMistake, match="arm 'odd'"):
+        workers.run("count", bad, lambda message: None)
+
+
+def spec_content(**changes):
+    content = {
+        "arm": "odd",
+        "attention": {"score": "dot"},
+        "layers": "all",
+        "overrides": {},
+        "sizes": SIZES,
+        "training": {},
+        "learning_rate": 1e-3,
+        "seed": 0,
+        "tokens": {},
+        "device": "cpu",
+        "environment": {},
+    }
+    return {**content, **changes}
+
+
+# Whole comparisons
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("comparison")
+    arguments = {
+        "preset": "smoke",
+        "out": folder,
+        "learning_rates": [1e-3, 1e-2],
+        "seeds": 2,
+        "device": "cpu",
+        "control": True,
+    }
+    return compare_language_models(["dot", "neural"], **arguments), folder, arguments
+
+
+def test_a_comparison_keeps_the_protocol_and_says_so(comparison):
+    summary, folder, _ = comparison
+    assert list(summary["arms"])[:2] == ["dot", "neural"]
+    assert json.loads((folder / "result.json").read_text()) == json.loads(json.dumps(summary))
+    protocol = summary["protocol"]
+    assert set(protocol["data_order"]) == {"0", "1"}
+    assert all(order["same_for_all_arms"] for order in protocol["data_order"].values())
+    assert protocol["initial_values"]["dot"]["own"] == []
+    assert any("score_network" in name for name in protocol["initial_values"]["neural"]["own"])
+    assert set(map(tuple, protocol["learning_rates_tried"].values())) == {(1e-3, 1e-2)}
+    assert summary["runs"] == 3 * 2 + 3
+    assert summary["failures"] == []
+
+
+def test_each_arm_is_reported_at_its_best_rate_on_the_validation_part(comparison):
+    summary, _, _ = comparison
+    for arm in summary["arms"].values():
+        best = min(arm["sweep"], key=lambda tried: tried["validation_perplexity"])
+        assert arm["learning_rate"] == best["learning_rate"]
+        assert [result["seed"] for result in arm["results"]] == [0, 1]
+        assert all(result["learning_rate"] == best["learning_rate"] for result in arm["results"])
+
+
+def test_costs_stand_beside_the_scores(comparison):
+    summary, _, _ = comparison
+    for name, arm in summary["arms"].items():
+        assert arm["test_perplexity"] > 1
+        assert 0 < arm["test_bits_per_byte"] < 8
+        for cost in ("parameters", "tokens_per_second", "training_seconds", "peak_memory_mib"):
+            assert arm[cost] > 0, (name, cost)
+        assert (arm["sdpa_tokens_per_second"] is not None) == (name != "neural")
+        assert len(arm["curves"][0]) >= 2
+
+
+def test_the_control_has_as_many_parameters_as_the_largest_arm(comparison):
+    summary, _, _ = comparison
+    control = next(name for name in summary["arms"] if "feed_forward" in name)
+    sizes = {name: arm["parameters"] for name, arm in summary["arms"].items()}
+    assert sizes["neural"] <= sizes[control] < 1.1 * sizes["neural"]
+
+
+def test_the_test_part_is_read_for_chosen_runs_alone(comparison):
+    summary, folder, _ = comparison
+    tested = {path.parent.name for path in folder.glob("runs/*/test.json")}
+    assert tested == set(summary["protocol"]["test_was_read_for"])
+    assert len(tested) == 3 * 2
+    for name, arm in summary["arms"].items():
+        mine = [run for run in tested if run.startswith(name.replace("+", "_") + "_lr")]
+        assert all(f"_lr{arm['learning_rate']:g}_" in run for run in mine)
+
+
+def test_curves_are_drawn(comparison):
+    _, folder, _ = comparison
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_second_call_trains_nothing_and_says_the_same(comparison):
+    summary, folder, arguments = comparison
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*.json")}
+    again = compare_language_models(["dot", "neural"], **arguments)
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*.json")} == before
+    assert json.dumps(again["arms"]) == json.dumps(summary["arms"])
+
+
+def test_a_finished_run_whose_result_is_damaged_is_done_again_with_the_same_numbers(comparison):
+    summary, folder, arguments = comparison
+    rate = summary["arms"]["neural"]["learning_rate"]
+    (run,) = folder.glob(f"runs/neural_lr{rate:g}_seed0_*")
+    (run / "result.json").write_bytes(b"\x00")
+    again = compare_language_models(["dot", "neural"], **arguments)
+    assert (run / "result.json.unreadable").is_file()
+    for name in ("validation_perplexity", "test_perplexity"):
+        assert again["arms"]["neural"][name] == summary["arms"]["neural"][name]
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    options = ["--preset", "smoke", "--device", "cpu", "--out", str(folder), "--quiet", "--json"]
+    return [sys.executable, "-m", "neural_attention.cli", "compare", "lm", *options, *more]
+
+
+def wait_for_checkpoint(process: subprocess.Popen, folder: Path) -> Path:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        found = sorted(folder.glob("runs/*/checkpoints/*/complete.json"))
+        if found:
+            return found[0].parent
+        assert process.poll() is None, "the command ended before its first checkpoint"
+        time.sleep(0.01)
+    raise AssertionError("no checkpoint came")
+
+
+def numbers_of(folder: Path) -> dict:
+    (path,) = folder.glob("runs/dot*/result.json")
+    result = json.loads(path.read_text())
+    kept = ("validation", "curve", "data_order_sha256", "diverged", "parameters")
+    losses = [(point["step"], point["loss"]) for point in result["training_curve"]]
+    return {
+        **{name: result[name] for name in kept},
+        "losses": losses,
+        "from": result["resumed_from"],
+    }
+
+
+def test_a_killed_run_goes_on_where_it_stopped_and_ends_with_the_same_numbers(tmp_path):
+    import psutil
+
+    options = ("--arms", "dot+layers=first", "--steps", "400")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = subprocess.Popen(
+        command(killed, *options),
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    checkpoint = wait_for_checkpoint(process, killed)
+    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for member in family:
+        member.send_signal(signal.SIGKILL)
+    process.wait()
+    psutil.wait_procs(family, timeout=20)
+    assert not list(killed.glob("runs/*/result.json")), "it was too quick to be killed"
+    # A later checkpoint, half written when the power went.
+    half = checkpoint.with_name("checkpoint-398")
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+
+    second = subprocess.run(
+        [part for part in command(killed, *options) if part != "--quiet"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert second.returncode == 0, second.stderr
+    assert "checkpoint-398 was incomplete or damaged" in second.stderr
+    subprocess.run(command(whole, *options), env=environment, check=True, capture_output=True)
+    resumed, straight = numbers_of(killed), numbers_of(whole)
+    assert resumed.pop("from") is not None
+    assert straight.pop("from") is None
+    assert resumed == straight
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is sent as a signal")
+def test_ctrl_c_ends_with_130_and_says_how_to_go_on(tmp_path):
+    process = subprocess.Popen(
+        command(tmp_path, "--arms", "dot", "--steps", "100000"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/*/lock")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(1.0)
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert told.strip().splitlines() == [
+        "neural-attention: stopped. What is finished is kept; the same command goes on from there."
+    ]
