@@ -18,11 +18,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from neural_attention.models.language import (
-    NeuralAttentionForCausalLM,
-    NeuralAttentionLMConfig,
-    sinusoidal_positions,
-)
+from neural_attention.models.decoder import sinusoidal_positions
+from neural_attention.models.language import NeuralAttentionForCausalLM, NeuralAttentionLMConfig
 
 ATTENTIONS = {
     "dot": {"score": "dot"},

@@ -7,251 +7,29 @@ Importing this module registers ``model_type`` ``"neural_attention_lm"`` with ``
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 try:
-    from transformers import (
-        AutoConfig,
-        AutoModelForCausalLM,
-        GenerationMixin,
-        PretrainedConfig,
-        PreTrainedModel,
-    )
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
     from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
-    from transformers.modeling_layers import GradientCheckpointingLayer
     from transformers.modeling_outputs import CausalLMOutputWithPast
 except ImportError as error:
     raise ImportError(
         'the language model needs transformers 5: pip install "neural-attention[compare]"'
     ) from error
 
-from neural_attention.attention import NeuralAttention
-
-ARCHITECTURES = ("current", "paper")
-
-# transformers 5.2x calls the cache `cache`, earlier releases `past_key_values`.
-_CACHE_FIELD = (
-    "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+from neural_attention.models.decoder import (
+    DecoderBlock,
+    LayerCache,
+    ReadOnlyLayerCache,
+    sinusoidal_positions,
 )
+from neural_attention.models.language_config import CACHE_FIELD, NeuralAttentionLMConfig
 
-
-class NeuralAttentionLMConfig(PretrainedConfig):  # type: ignore[misc]
-    r"""Configuration of :class:`NeuralAttentionForCausalLM`.
-
-    Args:
-        architecture: ``"current"``: pre-norm, RMSNorm, SwiGLU, no biases, tied embeddings, and
-            positions in the attention layers. ``"paper"``: the decoder of DiGiugno & Mahmood:
-            post-norm, ReLU, sinusoidal positions added once to the scaled embedding, LayerNorm
-            before an untied head with bias, attention without biases.
-        vocab_size: entries of the vocabulary.
-        hidden_size: width of the model.
-        intermediate_size: width of the feed-forward layers.
-        num_hidden_layers: number of blocks.
-        num_attention_heads: heads; they divide ``hidden_size`` unless ``head_dim`` is given.
-        num_key_value_heads: heads of keys and values; ``None`` for as many as query heads.
-        head_dim: width of a head; ``None`` for ``hidden_size // num_attention_heads``.
-        attention: keywords of :class:`neural_attention.NeuralAttention` for the layers named by
-            ``attention_layers``, such as ``{"score": "neural", "positions": "slopes"}``.
-        attention_layers: ``"all"``, ``"first"`` or a list of layer numbers. The other layers are
-            dot products: with rotary positions in the current model, without positions of their own
-            in the paper's.
-        dropout: probability behind the embedding and behind each sublayer; ``None`` for 0.0
-            (current) and 0.1 (paper).
-        tie_word_embeddings: ``None`` for ``True`` (current) and ``False`` (paper).
-        use_cache: whether generation keeps keys and values.
-
-    Raises:
-        ValueError: an unknown architecture, a layer that is not there, or heads that do not divide
-            the width.
-
-    >>> NeuralAttentionLMConfig(num_hidden_layers=2, attention_layers="first").arm_layers
-    (0,)
-    """
-
-    model_type = "neural_attention_lm"
-    keys_to_ignore_at_inference = [_CACHE_FIELD]
-
-    def __init__(
-        self,
-        architecture: str = "current",
-        vocab_size: int = 2048,
-        hidden_size: int = 256,
-        intermediate_size: int = 688,
-        num_hidden_layers: int = 4,
-        num_attention_heads: int = 4,
-        num_key_value_heads: int | None = None,
-        head_dim: int | None = None,
-        attention: dict[str, Any] | None = None,
-        attention_layers: str | Sequence[int] = "all",
-        dropout: float | None = None,
-        tie_word_embeddings: bool | None = None,
-        use_cache: bool = True,
-        bos_token_id: int | None = None,
-        eos_token_id: int | list[int] | None = None,
-        pad_token_id: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if architecture not in ARCHITECTURES:
-            raise ValueError(
-                f"architecture is {architecture!r}: it must be one of {', '.join(ARCHITECTURES)}."
-            )
-        is_paper = architecture == "paper"
-        self.architecture = architecture
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.intermediate_size = intermediate_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.num_key_value_heads = num_key_value_heads
-        self.head_dim = head_dim
-        self.attention = dict(attention) if attention is not None else {"score": "dot"}
-        self.attention_layers = (
-            attention_layers if isinstance(attention_layers, str) else list(attention_layers)
-        )
-        self.dropout = (0.1 if is_paper else 0.0) if dropout is None else dropout
-        self.use_cache = use_cache
-        self.tie_word_embeddings = (
-            not is_paper if tie_word_embeddings is None else tie_word_embeddings
-        )
-        self.bos_token_id, self.eos_token_id = bos_token_id, eos_token_id
-        self.pad_token_id = pad_token_id
-        if head_dim is None and hidden_size % num_attention_heads:
-            raise ValueError(
-                f"hidden_size {hidden_size} is not a multiple of num_attention_heads "
-                f"{num_attention_heads}: change one of them or give head_dim."
-            )
-        _ = self.arm_layers
-        super().__init__(
-            tie_word_embeddings=self.tie_word_embeddings,
-            bos_token_id=bos_token_id,
-            eos_token_id=eos_token_id,
-            pad_token_id=pad_token_id,
-            **kwargs,
-        )
-
-    @property
-    def arm_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers with the attention of ``attention``."""
-        named = {"all": range(self.num_hidden_layers), "first": range(1)}
-        layers = self.attention_layers
-        if isinstance(layers, str):
-            if layers not in named:
-                raise ValueError(
-                    f"attention_layers is {layers!r}: 'all', 'first' or a list is needed."
-                )
-            return tuple(named[layers])
-        outside = [layer for layer in layers if not 0 <= layer < self.num_hidden_layers]
-        if outside:
-            raise ValueError(
-                f"attention_layers names {outside} and the model has layers 0 to "
-                f"{self.num_hidden_layers - 1}."
-            )
-        return tuple(sorted(set(layers)))
-
-    def attention_of_layer(self, layer: int) -> dict[str, Any]:
-        """All keywords of the :class:`neural_attention.NeuralAttention` of a layer."""
-        no_positions = self.architecture == "paper"
-        keywords = dict(self.attention if layer in self.arm_layers else {"score": "dot"})
-        if no_positions:
-            keywords.setdefault("positions", "none")
-        return {
-            "num_kv_heads": self.num_key_value_heads,
-            "head_dim": self.head_dim,
-            "bias": False,
-            **keywords,
-        }
-
-
-class _LayerCache:
-    """One layer's part of a transformers cache, as the attention layer wants it."""
-
-    def __init__(self, cache: DynamicCache, layer: int) -> None:
-        self.cache, self.layer = cache, layer
-
-    @property
-    def length(self) -> int:
-        return self.cache.get_seq_length(self.layer)
-
-    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return self.cache.update(keys, values, self.layer)
-
-
-class _ReadOnlyLayerCache(_LayerCache):
-    """The same without keeping what comes: attention maps are computed before the layer runs."""
-
-    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        if self.length == 0:
-            return keys, values
-        layer = self.cache.layers[self.layer]
-        return torch.cat([layer.keys, keys], -2), torch.cat([layer.values, values], -2)
-
-
-class _SwiGLU(nn.Module):
-    """Gated feed-forward layer W_down(silu(W_gate x) · W_up x) (Shazeer 2020, arXiv 2002.05202)."""
-
-    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
-        super().__init__()
-        self.gate = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.up = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.down = nn.Linear(intermediate_size, hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
-
-
-class _DecoderBlock(GradientCheckpointingLayer):  # type: ignore[misc]
-    """Attention and feed-forward with residual connections, normalised before or after."""
-
-    def __init__(self, config: NeuralAttentionLMConfig, layer: int) -> None:
-        super().__init__()
-        width, inner = config.hidden_size, config.intermediate_size
-        self.is_post_norm = config.architecture == "paper"
-        self.attention = NeuralAttention(
-            width, config.num_attention_heads, **config.attention_of_layer(layer)
-        )
-        if self.is_post_norm:
-            self.feed_forward: nn.Module = nn.Sequential(
-                nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width)
-            )
-            self.attention_norm: nn.Module = nn.LayerNorm(width)
-            self.feed_forward_norm: nn.Module = nn.LayerNorm(width)
-        else:
-            self.feed_forward = _SwiGLU(width, inner)
-            self.attention_norm = nn.RMSNorm(width, eps=1e-6)
-            self.feed_forward_norm = nn.RMSNorm(width, eps=1e-6)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x: Tensor, **attention: Any) -> Tensor:
-        if self.is_post_norm:
-            x = self.attention_norm(x + self.dropout(self.attention(x, **attention)))
-            return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
-        x = x + self.dropout(self.attention(self.attention_norm(x), **attention))
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-
-    def attention_weights(self, x: Tensor, **attention: Any) -> Tensor:
-        """The attention map of this block for its input, (B, H, Lq, Lk)."""
-        inner = x if self.is_post_norm else self.attention_norm(x)
-        return self.attention.attention_weights(inner, **attention)
-
-
-def sinusoidal_positions(positions: Tensor, width: int) -> Tensor:
-    r"""Sines and cosines of positions, ``(..., width)`` in float32.
-
-    .. math:: p_{2i} = \sin(t / 10000^{2i/d}), \qquad p_{2i+1} = \cos(t / 10000^{2i/d})
-
-    Source:
-        Vaswani et al. 2017, arXiv 1706.03762, section 3.5.
-
-    >>> sinusoidal_positions(torch.tensor([0]), 4)
-    tensor([[0., 1., 0., 1.]])
-    """
-    pairs = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)
-    angles = positions.float()[..., None] * torch.exp(pairs * (-math.log(10000.0) / width))
-    return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width]
+__all__ = ["NeuralAttentionForCausalLM", "NeuralAttentionLMConfig"]
 
 
 class NeuralAttentionForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
@@ -277,7 +55,7 @@ class NeuralAttentionForCausalLM(PreTrainedModel, GenerationMixin):  # type: ign
     base_model_prefix = ""
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["_DecoderBlock"]
+    _no_split_modules = ["DecoderBlock"]
     _tied_weights_keys = {"head.weight": "embedding.weight"}
 
     def __init__(self, config: NeuralAttentionLMConfig) -> None:
@@ -289,7 +67,7 @@ class NeuralAttentionForCausalLM(PreTrainedModel, GenerationMixin):  # type: ign
         self.embedding_scale = math.sqrt(width) if is_paper else 1.0
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
-            _DecoderBlock(config, layer) for layer in range(config.num_hidden_layers)
+            DecoderBlock(config, layer) for layer in range(config.num_hidden_layers)
         )
         self.norm = nn.LayerNorm(width) if is_paper else nn.RMSNorm(width, eps=1e-6)
         self.head: nn.Module = nn.Linear(width, config.vocab_size, bias=is_paper)
@@ -397,6 +175,8 @@ class NeuralAttentionForCausalLM(PreTrainedModel, GenerationMixin):  # type: ign
                 a ``DynamicCache``, or a mask of another shape.
             TypeError: a keyword that this model does not compute.
         """
+        # Earlier transformers repeat here what the cache's length says.
+        kwargs.pop("cache_position", None)
         if kwargs:
             raise TypeError(f"the model does not take {', '.join(sorted(kwargs))}.")
         if (input_ids is None) == (inputs_embeds is None):
@@ -416,9 +196,9 @@ class NeuralAttentionForCausalLM(PreTrainedModel, GenerationMixin):  # type: ign
         states, maps = [x], []
         for number, block in enumerate(self.blocks):
             if want_maps:
-                peek = _ReadOnlyLayerCache(cache, number) if cache is not None else None
+                peek = ReadOnlyLayerCache(cache, number) if cache is not None else None
                 maps.append(cast(Any, block).attention_weights(x, **attention, cache=peek))
-            layer_cache = _LayerCache(cache, number) if cache is not None else None
+            layer_cache = LayerCache(cache, number) if cache is not None else None
             x = block(x, **attention, cache=layer_cache)
             states.append(x)
         x = self.norm(x)
@@ -440,7 +220,7 @@ class NeuralAttentionForCausalLM(PreTrainedModel, GenerationMixin):  # type: ign
             logits=logits,
             hidden_states=tuple(states) if want_states else None,
             attentions=tuple(maps) if want_maps else None,
-            **{_CACHE_FIELD: cache},
+            **{CACHE_FIELD: cache},
         )
         return (
             output.to_tuple() if _flag(return_dict, self.config, "return_dict") is False else output

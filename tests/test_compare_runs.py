@@ -1,0 +1,241 @@
+"""Jobs in their own processes, and whole comparisons in small."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from neural_attention.compare import compare_language_models
+from neural_attention.compare.processes import JobFailed, JobMistake, Workers
+
+SIZES = {
+    "architecture": "current",
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+
+
+# Jobs in their own processes
+
+
+def test_a_job_that_crashes_is_told_apart_from_a_mistake():
+    workers = Workers("cpu")
+    with pytest.raises(JobFailed, match="KeyError"):
+        workers.run("train", {}, lambda message: None)
+    bad = {
+        "specs": [spec_content(attention={"score": "dot", "projection": "mlp", "bias": 3, "x": 1})]
+    }
+    with pytest.raises(JobMistake, match="arm 'odd'"):
+        workers.run("count", bad, lambda message: None)
+
+
+def spec_content(**changes):
+    content = {
+        "arm": "odd",
+        "attention": {"score": "dot"},
+        "layers": "all",
+        "overrides": {},
+        "sizes": SIZES,
+        "training": {},
+        "learning_rate": 1e-3,
+        "seed": 0,
+        "tokens": {},
+        "device": "cpu",
+        "environment": {},
+    }
+    return {**content, **changes}
+
+
+# Whole comparisons
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("comparison")
+    arguments = {
+        "preset": "smoke",
+        "out": folder,
+        "learning_rates": [1e-3, 1e-2],
+        "seeds": 2,
+        "device": "cpu",
+        "control": True,
+    }
+    return compare_language_models(["dot", "neural"], **arguments), folder, arguments
+
+
+def test_a_comparison_keeps_the_protocol_and_says_so(comparison):
+    summary, folder, _ = comparison
+    assert list(summary["arms"])[:2] == ["dot", "neural"]
+    assert json.loads((folder / "result.json").read_text()) == json.loads(json.dumps(summary))
+    protocol = summary["protocol"]
+    assert set(protocol["data_order"]) == {"0", "1"}
+    assert all(order["same_for_all_arms"] for order in protocol["data_order"].values())
+    assert protocol["initial_values"]["dot"]["own"] == []
+    assert any("score_network" in name for name in protocol["initial_values"]["neural"]["own"])
+    assert set(map(tuple, protocol["learning_rates_tried"].values())) == {(1e-3, 1e-2)}
+    assert summary["runs"] == 3 * 2 + 3
+    assert summary["failures"] == []
+
+
+def test_each_arm_is_reported_at_its_best_rate_on_the_validation_part(comparison):
+    summary, _, _ = comparison
+    for arm in summary["arms"].values():
+        best = min(arm["sweep"], key=lambda tried: tried["validation_perplexity"])
+        assert arm["learning_rate"] == best["learning_rate"]
+        assert [result["seed"] for result in arm["results"]] == [0, 1]
+        assert all(result["learning_rate"] == best["learning_rate"] for result in arm["results"])
+
+
+def test_costs_stand_beside_the_scores(comparison):
+    summary, _, _ = comparison
+    for name, arm in summary["arms"].items():
+        assert arm["test_perplexity"] > 1
+        assert 0 < arm["test_bits_per_byte"] < 8
+        for cost in ("parameters", "tokens_per_second", "training_seconds", "peak_memory_mib"):
+            assert arm[cost] > 0, (name, cost)
+        assert (arm["sdpa_tokens_per_second"] is not None) == (name != "neural")
+        assert len(arm["curves"][0]) >= 2
+
+
+def test_the_control_has_as_many_parameters_as_the_largest_arm(comparison):
+    summary, _, _ = comparison
+    control = next(name for name in summary["arms"] if "feed_forward" in name)
+    sizes = {name: arm["parameters"] for name, arm in summary["arms"].items()}
+    assert sizes["neural"] <= sizes[control] < 1.1 * sizes["neural"]
+
+
+def test_the_test_part_is_read_for_chosen_runs_alone(comparison):
+    summary, folder, _ = comparison
+    tested = {path.parent.name for path in folder.glob("runs/*/test.json")}
+    assert tested == set(summary["protocol"]["test_was_read_for"])
+    assert len(tested) == 3 * 2
+    for name, arm in summary["arms"].items():
+        mine = [run for run in tested if run.startswith(name.replace("+", "_") + "_lr")]
+        assert all(f"_lr{arm['learning_rate']:g}_" in run for run in mine)
+
+
+def test_curves_are_drawn(comparison):
+    _, folder, _ = comparison
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_second_call_trains_nothing_and_says_the_same(comparison):
+    summary, folder, arguments = comparison
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*.json")}
+    again = compare_language_models(["dot", "neural"], **arguments)
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*.json")} == before
+    assert json.dumps(again["arms"]) == json.dumps(summary["arms"])
+
+
+def test_a_finished_run_whose_result_is_damaged_is_done_again_with_the_same_numbers(comparison):
+    summary, folder, arguments = comparison
+    rate = summary["arms"]["neural"]["learning_rate"]
+    (run,) = folder.glob(f"runs/neural_lr{rate:g}_seed0_*")
+    (run / "result.json").write_bytes(b"\x00")
+    again = compare_language_models(["dot", "neural"], **arguments)
+    assert (run / "result.json.unreadable").is_file()
+    for name in ("validation_perplexity", "test_perplexity"):
+        assert again["arms"]["neural"][name] == summary["arms"]["neural"][name]
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    options = ["--preset", "smoke", "--device", "cpu", "--out", str(folder), "--quiet", "--json"]
+    return [sys.executable, "-m", "neural_attention.cli", "compare", "lm", *options, *more]
+
+
+def wait_for_checkpoint(process: subprocess.Popen, folder: Path) -> Path:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        found = sorted(folder.glob("runs/*/checkpoints/*/complete.json"))
+        if found:
+            return found[0].parent
+        assert process.poll() is None, "the command ended before its first checkpoint"
+        time.sleep(0.01)
+    raise AssertionError("no checkpoint came")
+
+
+def numbers_of(folder: Path) -> dict:
+    (path,) = folder.glob("runs/dot*/result.json")
+    result = json.loads(path.read_text())
+    kept = ("validation", "curve", "data_order_sha256", "diverged", "parameters")
+    losses = [(point["step"], point["loss"]) for point in result["training_curve"]]
+    return {
+        **{name: result[name] for name in kept},
+        "losses": losses,
+        "from": result["resumed_from"],
+    }
+
+
+def test_a_killed_run_goes_on_where_it_stopped_and_ends_with_the_same_numbers(tmp_path):
+    import psutil
+
+    options = ("--arms", "dot+layers=first", "--steps", "400")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = subprocess.Popen(
+        command(killed, *options),
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    checkpoint = wait_for_checkpoint(process, killed)
+    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for member in family:
+        member.send_signal(signal.SIGKILL)
+    process.wait()
+    psutil.wait_procs(family, timeout=20)
+    assert not list(killed.glob("runs/*/result.json")), "it was too quick to be killed"
+    # A later checkpoint, half written when the power went.
+    half = checkpoint.with_name("checkpoint-398")
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+
+    second = subprocess.run(
+        [part for part in command(killed, *options) if part != "--quiet"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert second.returncode == 0, second.stderr
+    assert "checkpoint-398 was incomplete or damaged" in second.stderr
+    subprocess.run(command(whole, *options), env=environment, check=True, capture_output=True)
+    resumed, straight = numbers_of(killed), numbers_of(whole)
+    assert resumed.pop("from") is not None
+    assert straight.pop("from") is None
+    assert resumed == straight
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is sent as a signal")
+def test_ctrl_c_ends_with_130_and_says_how_to_go_on(tmp_path):
+    process = subprocess.Popen(
+        command(tmp_path, "--arms", "dot", "--steps", "100000"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/*/lock")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(1.0)
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert told.strip().splitlines() == [
+        "neural-attention: stopped. What is finished is kept; the same command goes on from there."
+    ]
