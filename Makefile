@@ -39,8 +39,8 @@ types: with-dev
 with-compare with-dev: with-%: environment
 	@$(MAKE) --silent --no-print-directory $(VENV)/.installed-$*
 
-# Older than pyproject.toml: the requirements may have changed.
-$(VENV)/.installed-%: pyproject.toml
+# Older than these: the requirements or the kernels may have changed.
+$(VENV)/.installed-%: pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 	@echo "Installing neural-attention[$*] into $(VENV)."
 	@touch $(INSTALLING)
 	$(BIN)/python -m pip install --editable '.[$*]'

@@ -13,12 +13,15 @@ sys.modules["triton"] = None  # type: ignore[assignment]
 import torch  # noqa: E402
 
 import neural_attention as na  # noqa: E402
+from neural_attention import backends  # noqa: E402
 
 assert Path(na.__file__).is_relative_to(sys.prefix), f"imported from {na.__file__}, not the wheel"
 assert (Path(na.__file__).parent / "py.typed").exists()
 for name in na.__all__:
     getattr(na, name)
 
+reason = backends.unavailable_reason("native")
+assert reason is None, reason
 layer = na.NeuralAttention(64, 4)
 x = torch.randn(2, 10, 64, requires_grad=True)
 layer(x, is_causal=True).sum().backward()

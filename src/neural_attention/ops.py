@@ -100,7 +100,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     *problem, backend = arguments
     # The caller has cast what autocast casts; what is computed here keeps its own precision.
     with torch.autocast(arguments[0].device.type, enabled=False):
-        return backends.load(backend).forward(_problem(*problem))
+        return backends.load(backend, arguments[2]).forward(_problem(*problem))
 
 
 @torch.library.impl("neural_attention::attention_backward", "CompositeExplicitAutograd")
@@ -115,7 +115,7 @@ def _backward(
     *rest, backend = arguments
     problem = _problem(*rest)
     with torch.autocast(out.device.type, enabled=False):
-        gradients: dict[str, Tensor] = backends.load(backend).backward(
+        gradients: dict[str, Tensor] = backends.load(backend, problem.v).backward(
             problem, out, lse, grad_out, grad_lse, dict(zip(DIFFERENTIABLE, needs, strict=True))
         )
     return tuple(
