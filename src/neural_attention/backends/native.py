@@ -24,7 +24,7 @@ from .problem import Problem
 # An editable installation keeps the built library apart from the sources: both are in the
 # package's search path.
 _PACKAGE = import_module(__package__.rpartition(".")[0])
-_LIBRARIES = [Path(folder) / "_kernels.so" for folder in _PACKAGE.__path__]
+_LIBRARIES = [Path(folder) / "_lib" / "kernels.so" for folder in _PACKAGE.__path__]
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.bool: 3}
 _ACTIVATIONS = ("relu", "leaky_relu", "hardswish", "gelu", "gelu_tanh", "silu", "tanh")
