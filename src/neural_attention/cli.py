@@ -114,7 +114,7 @@ def _add_lm(tasks: Any) -> None:
         "--data",
         metavar="TEXT",
         help="a text file, a folder of .txt files, or a hub data set such as "
-        "Salesforce/wikitext:wikitext-103-raw-v1 (default: a text that comes with Python)",
+        "Salesforce/wikitext:wikitext-103-raw-v1 (default: built-in, a text in every Python)",
     )
     lm.add_argument(
         "--tokenizer",

@@ -236,8 +236,7 @@ def _network_errors() -> tuple[type[Exception], ...]:
 def _unreachable(source: str, error: Exception) -> ConnectionError:
     return ConnectionError(
         f"the Hugging Face hub does not answer, so {source!r} cannot be fetched ({error}). Connect "
-        "to a network, give a text file or a folder with --data, or leave --data out for the "
-        "built-in text."
+        "to a network, give a text file or a folder with --data, or use --data built-in."
     )
 
 
