@@ -197,7 +197,7 @@ def _from_hub(source: str) -> TextSplits:
         raise ValueError(f"{source!r}: {error}") from error
     except (datasets.exceptions.DatasetNotFoundError, FileNotFoundError) as error:
         raise FileNotFoundError(f"no data set {source!r} on the hub: {error}") from error
-    except _network_errors() as error:
+    except network_errors() as error:
         raise _unreachable(source, error) from error
     parts: dict[str, str | None] = {}
     for part, names in _HUB_SPLITS.items():
@@ -219,13 +219,13 @@ def _require_hub(name: str, source: str) -> None:
             f"no data set {name!r} on the Hugging Face hub (nor a file or folder of that name), or "
             "it is private and needs `hf auth login`."
         ) from error
-    except _network_errors() as error:
+    except network_errors() as error:
         if not (Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")).is_dir():
             raise _unreachable(source, error) from error
         datasets.config.HF_HUB_OFFLINE = True
 
 
-def _network_errors() -> tuple[type[Exception], ...]:
+def network_errors() -> tuple[type[Exception], ...]:
     """What the hub's client raises without a network; its HTTP library has had three names."""
     from huggingface_hub.errors import HfHubHTTPError
 

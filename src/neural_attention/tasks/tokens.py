@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from neural_attention.tasks.text import TextSplits
+from neural_attention.tasks.text import NETWORK_TIMEOUT_S, TextSplits, network_errors
 
 END_OF_TEXT = "<|endoftext|>"
 PARTS = ("train", "validation", "test")
@@ -175,13 +175,30 @@ def _load_auto_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(
+            name, trust_remote_code=False, local_files_only=not _hub_has(name)
+        )
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ValueError(
             f"the tokeniser {name!r} cannot be loaded ({reason}). Give a folder with a tokeniser, "
             "a name on the Hugging Face hub with a network, or leave --tokenizer out to train one."
         ) from error
+
+
+def _hub_has(name: str) -> bool:
+    """Ask the hub once, shortly: without a network `transformers` itself retries for a minute."""
+    import huggingface_hub
+
+    if Path(name).is_dir():
+        return False
+    # ValueError: a name that no repository can have.
+    no_answer: tuple[type[Exception], ...] = (ValueError, *network_errors())
+    try:
+        huggingface_hub.HfApi().model_info(name, timeout=NETWORK_TIMEOUT_S)
+    except no_answer:
+        return False
+    return True
 
 
 def _encode_auto(tokenizer: Any, text: str) -> np.ndarray:
