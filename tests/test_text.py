@@ -199,3 +199,24 @@ def test_a_tokeniser_that_is_not_there_is_refused(tmp_path):
     pytest.importorskip("transformers")
     with pytest.raises(ValueError, match="cannot be loaded"):
         tokenise(SMALL, tmp_path, tokenizer=str(tmp_path / "absent"))
+
+
+def test_a_tokeniser_of_the_hub_is_asked_for_once_without_a_network(tmp_path, monkeypatch):
+    import huggingface_hub
+    import transformers
+
+    asked = []
+
+    def no_answer(self, name, **_):
+        asked.append(name)
+        raise OSError("no route to host")
+
+    def load(name, *, local_files_only, **_):
+        asked.append(local_files_only)
+        raise OSError("not among the cached files")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", no_answer)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", load)
+    with pytest.raises(ValueError, match="'someone/something' cannot be loaded"):
+        tokenise(SMALL, tmp_path, tokenizer="someone/something")
+    assert asked == ["someone/something", True]
