@@ -336,3 +336,9 @@ def test_sinusoids_have_the_published_frequencies():
     angle = position / 10000 ** (2 * pair / 8)
     torch.testing.assert_close(table[position, 2 * pair], torch.tensor(angle).sin())
     torch.testing.assert_close(table[position, 2 * pair + 1], torch.tensor(angle).cos())
+
+
+def test_trainer_finds_the_labels_and_so_the_evaluation_loss():
+    from transformers.utils.generic import find_labels
+
+    assert find_labels(NeuralAttentionForCausalLM) == ["labels"]

@@ -58,6 +58,7 @@ def print_summary(summary: dict[str, Any], file: IO[str], *, is_terminal: bool) 
         f"\nMean of {seeds} seed{'s' if seeds > 1 else ''}; {runs} runs; "
         f"data: {summary['data']['source']}; device: {summary['device']}.",
         style="dim" if is_terminal else None,
+        markup=False,
     )
     for note in summary["notes"]:
         console.print(f"Note: {note}", markup=False)

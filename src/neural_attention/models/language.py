@@ -137,7 +137,6 @@ class NeuralAttentionForCausalLM(PreTrainedModel, GenerationMixin):  # type: ign
         cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        shift_labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_attentions: bool | None = None,
@@ -177,6 +176,8 @@ class NeuralAttentionForCausalLM(PreTrainedModel, GenerationMixin):  # type: ign
         """
         # Earlier transformers repeat here what the cache's length says.
         kwargs.pop("cache_position", None)
+        # Not a parameter: Trainer takes each whose name says "label" for one that every batch has.
+        shift_labels = kwargs.pop("shift_labels", None)
         if kwargs:
             raise TypeError(f"the model does not take {', '.join(sorted(kwargs))}.")
         if (input_ids is None) == (inputs_embeds is None):
