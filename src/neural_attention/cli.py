@@ -20,6 +20,10 @@ Compare it with dot-product attention, on your own machine:
   neural-attention compare lm --data book.txt --seeds 3
   neural-attention compare lm --help                   all options
 
+See which backends and instruction sets this machine has, and what is missing:
+
+  neural-attention doctor
+
 In Python:
 
   import neural_attention as na
@@ -83,10 +87,11 @@ def _parser() -> argparse.ArgumentParser:
         prog="neural-attention", description="Neural attention: compare it with the dot product."
     )
     parser.add_argument("--version", action="version", version=f"neural-attention {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="compare")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     compare = commands.add_parser("compare", help="train models that differ in attention only")
     tasks = compare.add_subparsers(title="tasks", metavar="lm", required=True, dest="task")
     _add_lm(tasks)
+    _add_doctor(commands)
     return parser
 
 
@@ -171,6 +176,28 @@ def _compare_lm(options: argparse.Namespace) -> int:
         print_summary(summary, sys.stdout, is_terminal=sys.stdout.isatty())
         print(f"\nFiles: {options.out}/result.json, {options.out}/curves.png")
     return 1 if summary["failures"] else 0
+
+
+def _add_doctor(commands: Any) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="what this installation can do here, and what to install for what it cannot",
+        description="Backends, instruction sets, threads, GPU, versions, and what is missing.",
+    )
+    doctor.add_argument("--json", action="store_true", help="the same as JSON")
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from neural_attention.doctor import diagnose, print_report
+
+    found = diagnose()
+    if options.json:
+        json.dump(found, sys.stdout, indent=1)
+        print()
+    else:
+        print_report(found, sys.stdout)
+    return 0
 
 
 if __name__ == "__main__":

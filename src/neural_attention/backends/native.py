@@ -63,8 +63,8 @@ class _Call(ctypes.Structure):
 
 
 @cache
-def _load() -> tuple[ctypes.CDLL | None, str]:
-    """The library with its instruction set's name, or None with the reason why there is none."""
+def _open() -> tuple[ctypes.CDLL | None, str]:
+    """The library, or None with the reason why there is none."""
     path = next((path for path in _LIBRARIES if path.exists()), None)
     if path is None:
         return None, (
@@ -83,12 +83,26 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         function.restype = ctypes.c_int64
     if library.na_call_size() != ctypes.sizeof(_Call):
         return None, f"the kernels in {path} are of another version: install the package again"
-    message = ctypes.create_string_buffer(256)
+    return library, ""
+
+
+@cache
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    """The library with its instruction set's name, or None with the reason why there is none."""
+    library, reason = _open()
+    if library is None:
+        return None, reason
     wanted = os.environ.get("NEURAL_ATTENTION_ISA", "")
-    name = library.na_select(wanted.encode(), message, len(message))
+    name, message = _select(library, wanted)
     if name is None:
-        return None, f"NEURAL_ATTENTION_ISA is {wanted!r}: {message.value.decode()}"
-    return library, name.decode()
+        return None, f"NEURAL_ATTENTION_ISA is {wanted!r}: {message}"
+    return library, name
+
+
+def _select(library: ctypes.CDLL, wanted: str) -> tuple[str | None, str]:
+    message = ctypes.create_string_buffer(256)
+    name = library.na_select(wanted.encode(), message, len(message))
+    return (None if name is None else name.decode()), message.value.decode()
 
 
 def unavailable_reason() -> str | None:
@@ -100,6 +114,24 @@ def unavailable_reason() -> str | None:
 def instruction_set() -> str:
     """The instruction set in use: ``avx512``, ``avx2`` or ``portable``."""
     return _loaded()[1]
+
+
+def instruction_sets() -> dict[str, str | None]:
+    """Those that the kernels are built for, best first: None, or why this machine cannot run it.
+
+    Empty where there are no kernels.
+    """
+    library = _open()[0]
+    if library is None:
+        return {}
+    built = _select(library, "?")[1].removeprefix("expected one of ").split(", ")
+    found = {}
+    for wanted in built:
+        name, message = _select(library, wanted)
+        found[wanted] = None if name else message
+    if (used := _load()[1]) in found:
+        _select(library, used)  # as it was
+    return found
 
 
 def _loaded() -> tuple[ctypes.CDLL, str]:
