@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,6 +24,8 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 NAMES = tuple(_ACTIVATIONS)
 
+_LARGEST = torch.finfo(torch.float32).max
+
 
 def resolve(name: str) -> Activation:
     """The function an activation's name stands for.
@@ -31,22 +35,27 @@ def resolve(name: str) -> Activation:
     colon, as in ``leaky_relu:0.2``.
 
     Raises:
-        ValueError: the name is unknown or its slope is not a number.
+        ValueError: the name is unknown or its slope is not a finite number.
+        TypeError: it is not a name.
 
     >>> import torch
     >>> resolve("leaky_relu:0.5")(torch.tensor([-2.0, 3.0]))
     tensor([-1.,  3.])
     """
-    function = _ACTIVATIONS.get(name) if isinstance(name, str) else None
+    if not isinstance(name, str):
+        raise TypeError(f"activation is {name!r}: expected a name, one of {', '.join(NAMES)}.")
+    function = _ACTIVATIONS.get(name)
     if function is not None:
         return function
-    kind, colon, slope = name.partition(":") if isinstance(name, str) else ("", "", "")
+    kind, colon, slope = name.partition(":")
     if kind == "leaky_relu" and colon:
         try:
-            return partial(F.leaky_relu, negative_slope=float(slope))
+            negative_slope = float(slope)
         except ValueError:
-            pass
+            negative_slope = math.nan
+        if abs(negative_slope) <= _LARGEST:
+            return partial(F.leaky_relu, negative_slope=negative_slope)
     raise ValueError(
         f"activation is {name!r}: expected one of {', '.join(NAMES)}, or leaky_relu:SLOPE with a "
-        "number, such as leaky_relu:0.2."
+        "finite number, such as leaky_relu:0.2."
     )

@@ -128,9 +128,11 @@ def neural_attention(
     validation.check_features(a, b, v, q, k)
     validation.check_weights(weights, a)
     validation.check_positions(slopes, alibi, a)
-    validation.check_masks(a, b, attn_mask, window, query_offset, key_lengths, cu_seqlens)
-    validation.check_choices(activation, scale, q is not None, dropout_p)
-    validation.check_backend(backend)
+    shape = (*a.shape[:3], b.shape[2])
+    validation.check_masks(shape, a, attn_mask, window, query_offset, key_lengths, cu_seqlens)
+    validation.check_choices(
+        activation, scale, q is not None, dropout_p, is_causal, return_lse, backend
+    )
     output, hidden = weights
     hidden_weight, hidden_bias = hidden[0] if hidden else (None, None)
     _refuse_unsupported_transforms(

@@ -61,6 +61,8 @@ def _problem(
     dropout_p: float,
 ) -> Problem:
     query_length, key_length = a.shape[2], b.shape[2]
+    if query_offsets is not None:
+        validation.check_query_offsets(query_offsets)
     if key_lengths is not None:
         validation.check_key_lengths(key_lengths, key_length)
     if cu_seqlens is not None:

@@ -1,4 +1,8 @@
-"""Every error a user can meet at the operator: what was expected, what came, what to do."""
+"""Every error a user can meet at the operator: what was expected, what came, what to do.
+
+The layers check their own arguments with the same functions. Plain calls pay for them, so the usual
+case is a few comparisons, and messages are made only when they are raised.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,13 @@ if TYPE_CHECKING:
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int64, torch.int32)
+_FLAGS = (bool, torch.SymBool)
+_NUMBERS = (float, int, torch.SymFloat, torch.SymInt)
+_WHOLE = (int, torch.SymInt)
+
+# Sums of a few positions and distances stay far from what int64 holds.
+_FARTHEST = 2**31 - 1
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def check_features(a: Tensor, b: Tensor, v: Tensor, q: Tensor | None, k: Tensor | None) -> None:
@@ -21,31 +32,34 @@ def check_features(a: Tensor, b: Tensor, v: Tensor, q: Tensor | None, k: Tensor 
     if (q is None) != (k is None):
         given, missing = ("k", "q") if q is None else ("q", "k")
         raise ValueError(f"{given} is given without {missing}: pass both for a dot product.")
+    check_tensor("v", v)
+    check_tensor("a", a)
     tensors = {"a": a, "b": b, "v": v}
     if q is not None and k is not None:
         tensors.update(q=q, k=k)  # torch.compile of torch 2.7 cannot trace `|=`
+    dtype, device, of_a = v.dtype, v.device, a.shape
     for name, tensor in tensors.items():
-        _check_tensor(name, tensor)
-        if tensor.dim() != 4:
+        check_tensor(name, tensor)
+        shape = tensor.shape
+        if len(shape) != 4:
             raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}: expected four dimensions, "
+                f"{name} has shape {tuple(shape)}: expected four dimensions, "
                 "(batch, heads, length, width)."
             )
-        if tensor.dtype != v.dtype:
+        if tensor.dtype != dtype:
             raise TypeError(
-                f"{name} is {tensor.dtype} and v is {v.dtype}: a, b, v, q and k need one dtype."
+                f"{name} is {tensor.dtype} and v is {dtype}: a, b, v, q and k need one dtype."
             )
-        if tensor.device != v.device:
-            raise ValueError(f"{name} is on {tensor.device} and v on {v.device}: use one device.")
-        if tensor.shape[0] != a.shape[0]:
+        if tensor.device != device:
+            raise ValueError(f"{name} is on {tensor.device} and v on {device}: use one device.")
+        if shape[0] != of_a[0]:
             raise ValueError(
-                f"{name} has batch size {tensor.shape[0]} and a has {a.shape[0]}: they must agree."
+                f"{name} has batch size {shape[0]} and a has {of_a[0]}: they must agree."
             )
-    if v.dtype not in _DTYPES:
-        raise TypeError(
-            f"the inputs are {v.dtype}: expected float32, bfloat16, float16 or float64."
-        )
-    heads, key_heads = a.shape[1], b.shape[1]
+    if dtype not in _DTYPES:
+        raise TypeError(f"the inputs are {dtype}: expected float32, bfloat16, float16 or float64.")
+    of_b, of_v = b.shape, v.shape
+    heads, key_heads = of_a[1], of_b[1]
     if heads == 0:
         raise ValueError("a has 0 heads: expected at least one, (batch, heads, length, width).")
     if key_heads == 0 or heads % key_heads:
@@ -53,21 +67,22 @@ def check_features(a: Tensor, b: Tensor, v: Tensor, q: Tensor | None, k: Tensor 
             f"b has {key_heads} heads and a has {heads}: the number of key heads must divide the "
             "number of query heads (grouped-query attention)."
         )
-    if a.shape[3] != b.shape[3]:
+    if of_a[3] != of_b[3]:
         raise ValueError(
-            f"a has {a.shape[3]} channels and b has {b.shape[3]}: query and key features are "
-            "added, so they need the same width."
+            f"a has {of_a[3]} channels and b has {of_b[3]}: query and key features are added, so "
+            "they need the same width."
         )
-    _check_like("v", v, "b", b, dims=(1, 2))
+    _check_like("v", of_v, "b", of_b)
     if q is not None and k is not None:
-        _check_like("q", q, "a", a, dims=(1, 2))
-        _check_like("k", k, "b", b, dims=(1, 2))
-        if q.shape[3] != k.shape[3] or q.shape[3] == 0:
+        of_q, of_k = q.shape, k.shape
+        _check_like("q", of_q, "a", of_a)
+        _check_like("k", of_k, "b", of_b)
+        if of_q[3] != of_k[3] or of_q[3] == 0:
             raise ValueError(
-                f"q has width {q.shape[3]} and k has {k.shape[3]}: their dot product needs the "
-                "same width, at least 1."
+                f"q has width {of_q[3]} and k has {of_k[3]}: their dot product needs the same "
+                "width, at least 1."
             )
-    elif a.shape[3] == 0:
+    elif of_a[3] == 0:
         raise ValueError(
             "a and b have no channels and there is no q and k, so nothing would score the keys: "
             "pass features (C >= 1), or q and k."
@@ -80,18 +95,27 @@ def check_weights(weights: ScoreWeights, a: Tensor) -> None:
         raise TypeError(
             f"weights is a {type(weights).__name__}: expected ScoreWeights(output, hidden)."
         )
-    heads, channels = a.shape[1], a.shape[3]
+    _, heads, _, channels = a.shape
     output = weights.output
     _check_parameter("weights.output", output, a)
-    if len(weights.hidden) > 1:
+    hidden = weights.hidden
+    if not isinstance(hidden, (tuple, list)):
+        raise TypeError(
+            f"weights.hidden is a {type(hidden).__name__}: expected () for one hidden layer, or "
+            "((W2, c2),) for two."
+        )
+    if len(hidden) > 1:
         raise ValueError(
-            f"weights.hidden has {len(weights.hidden)} layers: a score network has one hidden "
-            "layer, or two with one (W2, c2) pair here."
+            f"weights.hidden has {len(hidden)} entries: expected () for one hidden layer, or one "
+            "pair, ((W2, c2),), for two. More layers are not supported."
         )
     last = channels
-    for pair in weights.hidden:
-        if len(pair) != 2:
-            raise ValueError("weights.hidden holds (W2, c2) pairs: expected two tensors in it.")
+    for pair in hidden:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(
+                f"weights.hidden holds a {type(pair).__name__}: expected a pair of two tensors, "
+                "((W2, c2),)."
+            )
         weight, bias = pair
         _check_parameter("W2", weight, a)
         _check_parameter("c2", bias, a)
@@ -103,21 +127,29 @@ def check_weights(weights: ScoreWeights, a: Tensor) -> None:
                 "that is (heads or shared, width of the second layer, channels of a)."
             )
         last = weight.shape[1]
+        if last == 0:
+            raise ValueError(
+                f"W2 has shape {tuple(weight.shape)}: a second hidden layer needs at least one "
+                "channel (C2 >= 1)."
+            )
         if bias.dim() != 2 or bias.shape[0] not in (1, heads) or bias.shape[1] != last:
             raise ValueError(
                 f"c2 has shape {tuple(bias.shape)}: expected ({heads} or 1, {last}), a bias for "
                 "each row of W2."
             )
-    if output.dim() != 2 or output.shape[0] not in (1, heads) or output.shape[1] != last:
+    shape = output.shape
+    if len(shape) != 2 or shape[0] not in (1, heads) or shape[1] != last:
         raise ValueError(
-            f"weights.output has shape {tuple(output.shape)}: expected ({heads} or 1, {last}), "
+            f"weights.output has shape {tuple(shape)}: expected ({heads} or 1, {last}), "
             "a weight for each channel of the last hidden layer, per head or shared."
         )
 
 
 def check_positions(slopes: Tensor | None, alibi: Tensor | None, a: Tensor) -> None:
     """Shapes of the learned position terms."""
-    heads, channels = a.shape[1], a.shape[3]
+    if slopes is None and alibi is None:
+        return
+    _, heads, _, channels = a.shape
     if slopes is not None:
         _check_parameter("slopes", slopes, a)
         if slopes.dim() != 2 or slopes.shape[0] not in (1, heads) or slopes.shape[1] != channels:
@@ -138,59 +170,70 @@ def check_positions(slopes: Tensor | None, alibi: Tensor | None, a: Tensor) -> N
 
 
 def check_masks(
-    a: Tensor,
-    b: Tensor,
+    shape: tuple[int, int, int, int],
+    like: Tensor,
     attn_mask: Tensor | None,
     window: tuple[int | None, int | None] | None,
     query_offset: int | Tensor | None,
     key_lengths: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> None:
-    """Shapes and types of the masks; their values are checked inside the operator."""
-    batch, heads, query_length, _ = a.shape
-    key_length = b.shape[2]
+    """Shapes and types of the masks; their values are checked inside the operator.
+
+    ``shape`` is (B, H, Lq, Lk), and ``like`` any tensor on the device of the inputs.
+    """
     if attn_mask is not None:
-        _check_tensor("attn_mask", attn_mask, like=a)
+        check_tensor("attn_mask", attn_mask, like)
         if attn_mask.dtype != torch.bool and attn_mask.dtype not in _DTYPES:
             raise TypeError(
                 f"attn_mask is {attn_mask.dtype}: expected bool (True attends) or a floating dtype "
                 "(added to the scores)."
             )
-        full = (batch, heads, query_length, key_length)
         fits = attn_mask.dim() <= 4 and all(
             size in (1, wanted)
-            for size, wanted in zip(reversed(attn_mask.shape), reversed(full), strict=False)
+            for size, wanted in zip(reversed(attn_mask.shape), reversed(shape), strict=False)
         )
         if not fits:
             raise ValueError(
                 f"attn_mask has shape {tuple(attn_mask.shape)}: expected one that broadcasts to "
-                f"(batch, heads, queries, keys) = {full}."
+                f"(batch, heads, queries, keys) = {tuple(shape)}."
             )
     if window is not None:
         if not isinstance(window, (tuple, list)) or len(window) != 2:
             raise TypeError(f"window is {window!r}: expected (left, right), None where unlimited.")
         for side in window:
-            if side is not None and (isinstance(side, bool) or _is_not_int(side)):
+            if side is not None and not _is_whole(side):
                 raise TypeError(f"window is {window!r}: expected integers, or None for no limit.")
             if side is not None and side < 0:
                 raise ValueError(
                     f"window is {window!r}: distances are not negative; None means no limit."
                 )
+            if isinstance(side, int) and side > _FARTHEST:
+                raise ValueError(
+                    f"window is {window!r}: expected distances below 2**31; None means no limit."
+                )
     if isinstance(query_offset, Tensor):
-        _check_per_batch("query_offset", query_offset, a)
-    elif query_offset is not None and (isinstance(query_offset, bool) or _is_not_int(query_offset)):
-        raise TypeError(
-            f"query_offset is {query_offset!r}: expected an int, or an integer tensor ({batch},)."
-        )
+        _check_per_batch("query_offset", query_offset, shape[0], like)
+    elif query_offset is not None:
+        if not _is_whole(query_offset):
+            raise TypeError(
+                f"query_offset is {query_offset!r}: expected an int, or an integer tensor "
+                f"({shape[0]},)."
+            )
+        if isinstance(query_offset, int) and not -_FARTHEST <= query_offset <= _FARTHEST:
+            raise ValueError(
+                f"query_offset is {query_offset}: expected a position between -2**31 and 2**31."
+            )
     if key_lengths is not None:
-        _check_per_batch("key_lengths", key_lengths, a)
+        _check_per_batch("key_lengths", key_lengths, shape[0], like)
     if cu_seqlens is not None:
-        _check_tensor("cu_seqlens", cu_seqlens, like=a)
+        check_tensor("cu_seqlens", cu_seqlens, like)
         if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
             raise ValueError(
                 f"cu_seqlens is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}: expected "
                 "int32 bounds (0, end of document 1, …, total length)."
             )
+        batch, _, query_length, key_length = shape
         if batch != 1 or query_length != key_length:
             raise ValueError(
                 f"cu_seqlens packs documents into one row of queries and keys: expected batch 1 "
@@ -203,17 +246,65 @@ def check_masks(
             )
 
 
-def check_choices(activation: str, scale: float | None, has_dot: bool, dropout_p: float) -> None:
+def check_choices(
+    activation: str,
+    scale: float | None,
+    has_dot: bool,
+    dropout_p: float,
+    is_causal: bool,
+    return_lse: bool,
+    backend: str,
+) -> None:
     """Plain values."""
     activations.resolve(activation)
-    if scale is not None and not has_dot:
-        raise ValueError("scale multiplies q · k, and there is no q and k: leave it out.")
-    if not 0 <= dropout_p < 1:
-        raise ValueError(f"dropout_p is {dropout_p}: expected a probability in [0, 1).")
+    if scale is not None:
+        if not has_dot:
+            raise ValueError("scale multiplies q · k, and there is no q and k: leave it out.")
+        if not isinstance(scale, _NUMBERS) or isinstance(scale, bool):
+            raise TypeError(
+                f"scale is {scale!r}: expected a number. A scale that is learned multiplies q."
+            )
+        if not -_LARGEST <= scale <= _LARGEST:
+            raise ValueError(f"scale is {scale}: expected a finite number in float32.")
+    check_probability("dropout_p", dropout_p)
+    check_flag("is_causal", is_causal)
+    check_flag("return_lse", return_lse)
+    check_backend(backend)
+
+
+def check_flag(name: str, value: object) -> None:
+    """A switch."""
+    if not isinstance(value, _FLAGS):
+        raise TypeError(f"{name} is {value!r}: expected True or False.")
+
+
+def check_probability(name: str, value: object) -> None:
+    """A probability of dropping, which leaves something."""
+    if not isinstance(value, _NUMBERS) or isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}: expected a number, a probability in [0, 1).")
+    # Written so that NaN is refused.
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} is {value}: expected a probability in [0, 1).")
+
+
+def check_size(name: str, value: object) -> None:
+    """A number of things of which there is at least one."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}: expected a whole number of at least 1.")
+
+
+def check_positive(name: str, value: object) -> None:
+    """A finite factor above zero."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}: expected a number above 0.")
+    if not 0 < value <= _LARGEST:
+        raise ValueError(f"{name} is {value}: expected a finite number above 0.")
 
 
 def check_backend(name: str) -> None:
     """The backend's name."""
+    if not isinstance(name, str):
+        raise TypeError(f"backend is {name!r}: expected a name, such as 'auto'.")
     if name != "auto" and name not in backends.NAMES:
         raise ValueError(
             f"backend is {name!r}: expected auto or one of {', '.join(backends.NAMES)}."
@@ -230,6 +321,15 @@ def check_key_lengths(key_lengths: Tensor, key_length: int) -> None:
         )
 
 
+def check_query_offsets(query_offsets: Tensor) -> None:
+    """Values of a ``query_offset`` for each batch entry; runs inside the operator."""
+    if bool(((query_offsets < -_FARTHEST) | (query_offsets > _FARTHEST)).any()):
+        raise ValueError(
+            f"query_offset is {query_offsets.tolist()}: expected positions between -2**31 and "
+            "2**31."
+        )
+
+
 def check_cu_seqlens(cu_seqlens: Tensor, length: int) -> None:
     """Values of ``cu_seqlens``; needs them, so it runs inside the operator."""
     bounds = cu_seqlens.tolist()
@@ -241,41 +341,42 @@ def check_cu_seqlens(cu_seqlens: Tensor, length: int) -> None:
         )
 
 
-def _is_not_int(value: Any) -> bool:
-    return not isinstance(value, (int, torch.SymInt))
-
-
-def _check_tensor(name: str, value: Any, like: Tensor | None = None) -> None:
+def check_tensor(name: str, value: object, like: Tensor | None = None) -> None:
+    """A dense tensor, on the device of another."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} is a {type(value).__name__}: expected a torch.Tensor.")
+    if value.layout is not torch.strided or value.is_nested:
+        raise TypeError(f"{name} is sparse or nested: expected a dense torch.Tensor.")
     if like is not None and value.device != like.device:
-        raise ValueError(f"{name} is on {value.device} and a on {like.device}: use one device.")
+        raise ValueError(
+            f"{name} is on {value.device} and the inputs on {like.device}: use one device."
+        )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, _WHOLE) and not isinstance(value, bool)
 
 
 def _check_parameter(name: str, value: Any, a: Tensor) -> None:
-    _check_tensor(name, value, like=a)
-    allowed = {torch.float32, a.dtype}
-    if value.dtype not in allowed:
-        wanted = " or ".join(sorted(str(dtype) for dtype in allowed))
+    check_tensor(name, value, a)
+    if value.dtype != a.dtype and value.dtype != torch.float32:
+        wanted = " or ".join(sorted({"torch.float32", str(a.dtype)}))
         raise TypeError(f"{name} is {value.dtype}: expected {wanted}, with inputs in {a.dtype}.")
 
 
-def _check_like(
-    name: str, tensor: Tensor, other: str, model: Tensor, dims: tuple[int, ...]
-) -> None:
-    for dim in dims:
-        if tensor.shape[dim] != model.shape[dim]:
-            what = {1: "heads", 2: "positions"}[dim]
+def _check_like(name: str, shape: torch.Size, other: str, model: torch.Size) -> None:
+    for dim, what in ((1, "heads"), (2, "positions")):
+        if shape[dim] != model[dim]:
             raise ValueError(
-                f"{name} has {tensor.shape[dim]} {what} and {other} has {model.shape[dim]}: they "
-                f"must agree. Shapes: {name} {tuple(tensor.shape)}, {other} {tuple(model.shape)}."
+                f"{name} has {shape[dim]} {what} and {other} has {model[dim]}: they must agree. "
+                f"Shapes: {name} {tuple(shape)}, {other} {tuple(model)}."
             )
 
 
-def _check_per_batch(name: str, value: Tensor, a: Tensor) -> None:
-    _check_tensor(name, value, like=a)
-    if value.dtype not in _INTEGERS or value.shape != (a.shape[0],):
+def _check_per_batch(name: str, value: Tensor, batch: int, like: Tensor) -> None:
+    check_tensor(name, value, like)
+    if value.dtype not in _INTEGERS or value.shape != (batch,):
         raise ValueError(
             f"{name} is {value.dtype} of shape {tuple(value.shape)}: expected int64 or int32 of "
-            f"shape ({a.shape[0]},), one for each batch entry."
+            f"shape ({batch},), one for each batch entry."
         )

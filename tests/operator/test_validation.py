@@ -50,7 +50,7 @@ ARGUMENTS: list[tuple[str, Any, type[Exception], list[str]]] = [
     ("slopes", ones(3), ValueError, ["slopes has shape (3,)", "(4 or 1, 3)"]),
     ("slopes", 0.5, TypeError, ["slopes is a float", "torch.Tensor"]),
     ("slopes", ones(4, 3, dtype=torch.float64), TypeError, ["torch.float64", "torch.float32"]),
-    ("slopes", ones(4, 3).to("meta"), ValueError, ["slopes is on meta", "a on cpu"]),
+    ("slopes", ones(4, 3).to("meta"), ValueError, ["slopes is on meta", "the inputs on cpu"]),
     ("alibi", ones(2), ValueError, ["alibi has shape (2,)", "(4,)"]),
     ("alibi", ones(4, dtype=torch.int64), TypeError, ["torch.int64", "torch.float32"]),
     ("attn_mask", [[True]], TypeError, ["attn_mask is a list", "torch.Tensor"]),
@@ -58,7 +58,7 @@ ARGUMENTS: list[tuple[str, Any, type[Exception], list[str]]] = [
     ("attn_mask", ones(7, 5), ValueError, ["(7, 5)", "(2, 4, 5, 7)"]),
     ("attn_mask", ones(2, 1, 1, 5, 7), ValueError, ["(2, 1, 1, 5, 7)", "(2, 4, 5, 7)"]),
     ("attn_mask", ones(2, 2, 5, 7), ValueError, ["(2, 2, 5, 7)", "(2, 4, 5, 7)"]),
-    ("attn_mask", ones(5, 7).to("meta"), ValueError, ["attn_mask is on meta", "a on cpu"]),
+    ("attn_mask", ones(5, 7).to("meta"), ValueError, ["attn_mask is on meta", "the inputs on cpu"]),
     ("window", 3, TypeError, ["window is 3", "(left, right)"]),
     ("window", (1, 2, 3), TypeError, ["window is (1, 2, 3)", "(left, right)"]),
     ("window", (1.5, None), TypeError, ["window is (1.5, None)", "integers"]),
@@ -75,11 +75,49 @@ ARGUMENTS: list[tuple[str, Any, type[Exception], list[str]]] = [
     ("key_lengths", integers(-1, 7), ValueError, ["[-1, 7]", "0 to 7"]),
     ("cu_seqlens", integers(0, 5), ValueError, ["torch.int64", "int32"]),
     ("cu_seqlens", integers(0, 5, dtype=torch.int32), ValueError, ["batch 2", "5 queries, 7 keys"]),
+    ("v", "x", TypeError, ["v is a str", "torch.Tensor"]),
+    ("q", [1.0], TypeError, ["q is a list", "torch.Tensor"]),
+    ("alibi", [1.0], TypeError, ["alibi is a list", "torch.Tensor"]),
+    ("cu_seqlens", [0, 5], TypeError, ["cu_seqlens is a list", "torch.Tensor"]),
+    ("a", ones(2, 4, 5, 3).to_sparse(), TypeError, ["a is sparse or nested", "dense"]),
+    ("attn_mask", ones(5, 7).to_sparse(), TypeError, ["attn_mask is sparse or nested", "dense"]),
+    ("window", (2**63, None), ValueError, ["window is (9223372036854775808, None)", "2**31"]),
+    ("window", (0, 2**62), ValueError, ["2**31", "None means no limit"]),
+    ("window", (2**31, 0), ValueError, ["2**31", "None means no limit"]),
+    ("query_offset", 2**63, ValueError, ["query_offset is 9223372036854775808", "2**31"]),
+    ("query_offset", -(2**63), ValueError, ["query_offset is -9223372036854775808", "2**31"]),
+    ("query_offset", integers(0, 2**62), ValueError, ["[0, 4611686018427387904]", "2**31"]),
+    ("query_offset", integers(-(2**63), 0), ValueError, ["[-9223372036854775808, 0]", "2**31"]),
+    ("query_offset", "x", TypeError, ["query_offset is 'x'", "int"]),
+    ("query_offset", [1, 2], TypeError, ["query_offset is [1, 2]", "integer tensor (2,)"]),
+    ("scale", "a", TypeError, ["scale is 'a'", "number"]),
+    ("scale", True, TypeError, ["scale is True", "number"]),
+    ("scale", 1j, TypeError, ["scale is 1j", "number"]),
+    ("scale", ones(1), TypeError, ["scale is tensor([1.])", "multiplies q"]),
+    ("scale", float("nan"), ValueError, ["scale is nan", "finite"]),
+    ("scale", -float("inf"), ValueError, ["scale is -inf", "finite"]),
+    ("scale", 1e39, ValueError, ["scale is 1e+39", "finite number in float32"]),
+    ("scale", 10**400, ValueError, ["finite number in float32"]),
+    ("is_causal", "no", TypeError, ["is_causal is 'no'", "True or False"]),
+    ("is_causal", None, TypeError, ["is_causal is None", "True or False"]),
+    ("is_causal", 1, TypeError, ["is_causal is 1", "True or False"]),
+    ("return_lse", "x", TypeError, ["return_lse is 'x'", "True or False"]),
     ("activation", "swish", ValueError, ["'swish'", "relu", "leaky_relu:SLOPE"]),
     ("activation", "leaky_relu:steep", ValueError, ["'leaky_relu:steep'", "number"]),
-    ("activation", torch.relu, ValueError, ["expected one of", "relu"]),
+    ("activation", "leaky_relu:nan", ValueError, ["'leaky_relu:nan'", "finite number"]),
+    ("activation", "leaky_relu:-inf", ValueError, ["'leaky_relu:-inf'", "finite number"]),
+    ("activation", "leaky_relu:1e39", ValueError, ["'leaky_relu:1e39'", "finite number"]),
+    ("activation", torch.relu, TypeError, ["expected a name, one of", "relu"]),
+    ("activation", ["relu"], TypeError, ["['relu']", "expected a name"]),
+    ("dropout_p", "x", TypeError, ["dropout_p is 'x'", "number"]),
+    ("dropout_p", None, TypeError, ["dropout_p is None", "number"]),
+    ("dropout_p", False, TypeError, ["dropout_p is False", "number"]),
+    ("dropout_p", ones(), TypeError, ["dropout_p is tensor(1.)", "number"]),
+    ("dropout_p", float("nan"), ValueError, ["dropout_p is nan", "[0, 1)"]),
     ("dropout_p", 1.0, ValueError, ["dropout_p is 1.0", "[0, 1)"]),
     ("dropout_p", -0.1, ValueError, ["dropout_p is -0.1", "[0, 1)"]),
+    ("backend", None, TypeError, ["backend is None", "name"]),
+    ("backend", ["auto"], TypeError, ["backend is ['auto']", "name"]),
     ("backend", "cudnn", ValueError, ["backend is 'cudnn'", "auto", "reference", "blocked"]),
 ]
 
@@ -106,6 +144,13 @@ WEIGHTS: list[tuple[dict[str, Any], type[Exception], list[str]]] = [
     ({"output": None}, TypeError, ["weights.output is a NoneType", "torch.Tensor"]),
     ({"output": ones(4, 2).bfloat16()}, TypeError, ["torch.bfloat16", "torch.float32"]),
     ({"W2": ones(4, 2, 4)}, ValueError, ["W2 has shape (4, 2, 4)", "(4 or 1, C2, 3)"]),
+    ({"W2": None}, TypeError, ["W2 is a NoneType", "torch.Tensor"]),
+    ({"c2": [1.0]}, TypeError, ["c2 is a list", "torch.Tensor"]),
+    (
+        {"output": ones(4, 0), "W2": ones(4, 0, 3), "c2": ones(4, 0)},
+        ValueError,
+        ["W2 has shape (4, 0, 3)", "C2 >= 1"],
+    ),
     ({"W2": ones(2, 3)}, ValueError, ["W2 has shape (2, 3)", "(4 or 1, C2, 3)"]),
     ({"W2": ones(2, 2, 3)}, ValueError, ["W2 has shape (2, 2, 3)", "(4 or 1, C2, 3)"]),
     ({"c2": ones(4, 3)}, ValueError, ["c2 has shape (4, 3)", "(4 or 1, 2)"]),
@@ -136,13 +181,42 @@ def test_more_than_two_hidden_layers_are_refused() -> None:
     pair = (ones(4, 2, 3), ones(4, 2))
     weights = na.ScoreWeights(ones(4, 2), (pair, pair))
     message = refused(operator_inputs(**BASE), weights=weights)
-    assert "weights.hidden has 2 layers" in message
-    assert "one hidden layer, or two" in message
+    assert "weights.hidden has 2 entries" in message
+    assert "More layers are not supported" in message
 
 
-def test_a_hidden_layer_that_is_no_pair_is_refused() -> None:
-    weights = na.ScoreWeights(ones(4, 2), ((ones(4, 2, 3),),))  # type: ignore[arg-type]
-    assert "expected two tensors" in refused(operator_inputs(**BASE), weights=weights)
+@pytest.mark.parametrize(
+    "hidden", [None, 5, "ab", ones(4, 2), {"W2": ones(4, 2, 3)}], ids=lambda x: type(x).__name__
+)
+def test_hidden_layers_that_are_no_tuple_are_refused(hidden: Any) -> None:
+    message = refused(operator_inputs(**BASE), weights=na.ScoreWeights(ones(4, 2), hidden))
+    assert f"weights.hidden is a {type(hidden).__name__}" in message
+    assert "((W2, c2),)" in message
+
+
+@pytest.mark.parametrize(
+    "pair", [None, 5, (ones(4, 2, 3),), ones(4, 2, 3), "ab"], ids=lambda x: type(x).__name__
+)
+def test_a_hidden_layer_that_is_no_pair_is_refused(pair: Any) -> None:
+    message = refused(operator_inputs(**BASE), weights=na.ScoreWeights(ones(4, 2), (pair,)))
+    assert f"weights.hidden holds a {type(pair).__name__}" in message
+    assert "expected a pair of two tensors" in message
+
+
+def test_a_pair_that_is_not_wrapped_is_refused_with_how_to_wrap_it() -> None:
+    weights = na.ScoreWeights(ones(4, 2), (ones(4, 2, 3), ones(4, 2)))  # type: ignore[arg-type]
+    message = refused(operator_inputs(**BASE), weights=weights)
+    assert "one pair, ((W2, c2),)" in message
+
+
+def test_the_farthest_offsets_and_windows_still_attend() -> None:
+    inputs = operator_inputs(**BASE | {"slopes": True})
+    for options in (
+        {"window": (2**31 - 1, 2**31 - 1)},
+        {"query_offset": 2**31 - 1, "is_causal": True},
+        {"query_offset": integers(2**31 - 1, 1 - 2**31)},
+    ):
+        assert na.neural_attention(**inputs.arguments() | options).isfinite().all()
 
 
 def test_nothing_to_score_with_is_refused() -> None:
@@ -201,6 +275,8 @@ def test_documents_exclude_a_query_offset(offset: Any) -> None:
 def test_values_are_checked_under_compilation_too() -> None:
     torch.compiler.reset()
     compiled = torch.compile(na.neural_attention, fullgraph=True, backend="aot_eager")
-    arguments = operator_inputs(**BASE).arguments() | {"key_lengths": integers(7, 8)}
+    arguments = operator_inputs(**BASE).arguments()
     with pytest.raises(ValueError, match="expected 0 to 7, the number of keys"):
-        compiled(**arguments)
+        compiled(**arguments | {"key_lengths": integers(7, 8)})
+    with pytest.raises(ValueError, match="positions between"):
+        compiled(**arguments | {"query_offset": integers(0, 2**62)})
