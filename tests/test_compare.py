@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -21,20 +20,11 @@ from neural_attention.compare.building import (
     dead_score_networks,
     model_config,
 )
-from neural_attention.compare.checkpoints import last_complete, mark_complete
 from neural_attention.compare.devices import resolve_device
-from neural_attention.compare.language import choose_preset
+from neural_attention.compare.presets import choose_preset
 from neural_attention.compare.statistics import paired_ratio, statement
-from neural_attention.compare.store import read_result, write_summary
 
-SIZES = {
-    "architecture": "current",
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
+from .small_comparisons import SIZES
 
 
 def config_of(name: str, **changes):
@@ -270,38 +260,7 @@ def test_the_sentence_says_so_when_nothing_can_be_compared():
     assert "compares nothing" in statement({"dot": scored(2.0), "x": scored(None)}, "dot", 1)
 
 
-# Files
-
-
-def test_a_checkpoint_that_was_cut_off_or_changed_is_passed_over(tmp_path):
-    for step in (10, 20, 30):
-        folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        (folder / "model.safetensors").write_bytes(bytes(100))
-        if step < 30:
-            mark_complete(folder)
-    (tmp_path / "checkpoint-20" / "model.safetensors").write_bytes(bytes(50))
-    found, broken = last_complete(tmp_path)
-    assert found == tmp_path / "checkpoint-10"
-    assert broken == ["checkpoint-30", "checkpoint-20"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10"]
-
-
-def test_a_damaged_result_is_set_aside_and_said(tmp_path):
-    path = tmp_path / "result.json"
-    path.write_text('{"key": "a", "validation"')
-    result, note = read_result(path, "a")
-    assert result is None
-    assert "set aside" in note
-    assert (tmp_path / "result.json.unreadable").is_file()
-
-
-def test_the_summary_of_another_configuration_is_kept(tmp_path):
-    assert write_summary(tmp_path, {"key": "a" * 64}) is None
-    assert write_summary(tmp_path, {"key": "a" * 64}) is None
-    moved = write_summary(tmp_path, {"key": "b" * 64})
-    assert json.loads(moved.read_text())["key"] == "a" * 64
-    assert json.loads((tmp_path / "result.json").read_text())["key"] == "b" * 64
+# Memory
 
 
 def test_peak_memory_counts_what_was_freed_again():

@@ -17,15 +17,7 @@ pytest.importorskip("transformers")
 from neural_attention.compare import compare_language_models
 from neural_attention.compare.processes import JobFailed, JobMistake, Workers
 
-SIZES = {
-    "architecture": "current",
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
-
+from .small_comparisons import spec_content
 
 # Jobs in their own processes
 
@@ -39,23 +31,6 @@ def test_a_job_that_crashes_is_told_apart_from_a_mistake():
     }
     with pytest.raises(JobMistake, match="arm 'odd'"):
         workers.run("count", bad, lambda message: None)
-
-
-def spec_content(**changes):
-    content = {
-        "arm": "odd",
-        "attention": {"score": "dot"},
-        "layers": "all",
-        "overrides": {},
-        "sizes": SIZES,
-        "training": {},
-        "learning_rate": 1e-3,
-        "seed": 0,
-        "tokens": {},
-        "device": "cpu",
-        "environment": {},
-    }
-    return {**content, **changes}
 
 
 # Whole comparisons
@@ -107,6 +82,14 @@ def test_costs_stand_beside_the_scores(comparison):
             assert arm[cost] > 0, (name, cost)
         assert (arm["sdpa_tokens_per_second"] is not None) == (name != "neural")
         assert len(arm["curves"][0]) >= 2
+
+
+def test_each_arm_that_is_timed_on_torchs_kernel_has_a_file_of_its_own(comparison):
+    summary, folder, _ = comparison
+    timed = [path.parent.name for path in folder.glob("runs/*/timing.json")]
+    assert len(timed) == sum(name != "neural" for name in summary["arms"]) == 2
+    # Nothing but runs lies beside the runs: a rate's dot is no ending of a file's name.
+    assert all(path.is_dir() for path in folder.glob("runs/*"))
 
 
 def test_the_control_has_as_many_parameters_as_the_largest_arm(comparison):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,8 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from neural_attention.tasks import text as text_module
-from neural_attention.tasks.text import TextSplits, load_text
+from neural_attention.tasks import tokens as tokens_module
+from neural_attention.tasks.text import TextSplits, load_text, overlaps
 from neural_attention.tasks.tokens import END_OF_TEXT, PARTS, tokenise
 
 LINES = "".join(
@@ -106,6 +109,62 @@ def test_what_is_not_there_is_said_to_be_missing(name):
         load_text(name)
 
 
+@pytest.mark.parametrize("name", ["", "  "])
+def test_an_empty_name_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match="empty name"):
+        load_text(name)
+    with pytest.raises(ValueError, match="empty name"):
+        tokenise(SMALL, tmp_path, tokenizer=name)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "hint"), [("latin-1", "iconv -f LATIN1"), ("utf-16", "iconv -f UTF-16")]
+)
+def test_another_encoding_is_refused_with_the_place_and_how_to_convert_it(tmp_path, encoding, hint):
+    path = tmp_path / "my text.txt"
+    path.write_bytes("plain\nand caf\u00e9\n".encode(encoding))
+    where = "position 13 \\(line 2\\)" if encoding == "latin-1" else "position 0 \\(line 1\\)"
+    with pytest.raises(ValueError, match=f"my text.txt is not UTF-8.*{where}.*{hint} -t UTF-8 '"):
+        load_text(str(path))
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ((LINES, LINES, "z" * 99), ["validation part is the same text as the training"]),
+        ((LINES, "y" * 99, LINES[500:1500]), ["test part stands whole in the training"]),
+        ((LINES[500:1500], "y" * 99, LINES), ["test part holds the whole of the training"]),
+        ((LINES, "y" * 99, "y" * 99 + "\n"), ["test part is the same text as the validation"]),
+        (
+            (LINES, "y" * 99, "".join(reversed(LINES.splitlines(keepends=True)[:99]))),
+            ["test part has 100% of its longer lines from the training"],
+        ),
+        ((LINES, "y" * 99, "z" * 99), []),
+        ((LINES, "line", ""), []),
+    ],
+)
+def test_parts_that_repeat_one_another_are_named(parts, says):
+    told = overlaps(TextSplits("x", *parts))
+    assert len(told) == len(says)
+    for note, beginning in zip(told, says, strict=True):
+        assert note.startswith(f"the {beginning} part: ")
+
+
+def test_a_folder_with_the_same_file_twice_repeats_itself(tmp_path):
+    write(tmp_path / "a.txt")
+    write(tmp_path / "b.txt")
+    assert any("test part" in note for note in overlaps(load_text(str(tmp_path))))
+
+
+def test_the_built_in_text_does_not_repeat_itself():
+    assert overlaps(load_text()) == []
+
+
+def test_one_file_is_no_files(tmp_path):
+    write(tmp_path / "a.txt")
+    assert ", 1 file (" in load_text(str(tmp_path)).source
+
+
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no \.txt file"):
         load_text(str(tmp_path))
@@ -193,6 +252,90 @@ def test_tokens_are_read_again_and_made_anew_when_damaged(tmp_path):
     path.write_bytes(path.read_bytes()[:-100])
     assert tokenise(SMALL, tmp_path, vocab_size=300) == files
     assert files.load("train").size == files.counts["train"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"counts": 3}, {"counts": {"train": 1}}, {"vocab_size": "300"}, {"bytes": {}}, {"sha256": 0}],
+)
+def test_a_description_of_tokens_with_a_wrong_field_is_made_anew(tmp_path, changes):
+    files = tokenise(SMALL, tmp_path, vocab_size=300)
+    path = Path(files.folder) / "tokens.json"
+    whole = path.read_text()
+    path.write_text(json.dumps({**json.loads(whole), **changes}))
+    assert tokenise(SMALL, tmp_path, vocab_size=300) == files
+    assert path.read_text() == whole
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY"])
+def test_token_files_that_are_no_arrays_are_made_anew(tmp_path, content):
+    files = tokenise(SMALL, tmp_path, vocab_size=300)
+    path = Path(files.folder) / "test.npy"
+    path.write_bytes(content)
+    assert tokenise(SMALL, tmp_path, vocab_size=300) == files
+    assert files.load("test").size == files.counts["test"]
+
+
+def test_a_folder_with_another_tokeniser_gives_other_tokens(tmp_path):
+    pytest.importorskip("transformers")
+    folder = tmp_path / "tokenizer"
+    counts = []
+    for size in (300, 400):
+        trained = tokenise(SMALL, tmp_path / str(size), vocab_size=size)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(Path(trained.folder) / "tokenizer", folder)
+        (folder / "model.safetensors").write_bytes(bytes(size))  # a model's weights change nothing
+        given = tokenise(SMALL, tmp_path / "given", tokenizer=str(folder))
+        assert given.counts == trained.counts
+        counts.append(given.counts["train"])
+    assert counts[0] > counts[1]
+
+
+def test_the_name_of_a_tokenisers_folder_does_not_matter(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    texts = {"first": "abc " * 500, "second": "xyz " * 500}
+    for name, words in texts.items():
+        trained = tokenise(TextSplits("words", words, words, words), tmp_path / "t", vocab_size=260)
+        shutil.copytree(Path(trained.folder) / "tokenizer", tmp_path / name / "tokenizer")
+    shutil.copytree(tmp_path / "first" / "tokenizer", tmp_path / "moved")
+    given = {}
+    for name in texts:
+        monkeypatch.chdir(tmp_path / name)
+        given[name] = tokenise(SMALL, tmp_path / "given", tokenizer="tokenizer")
+    assert given["first"].folder != given["second"].folder
+    assert tokenise(SMALL, tmp_path / "given", tokenizer=str(tmp_path / "moved")) == given["first"]
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["trained", "given"])
+def test_a_special_token_in_a_text_is_text(tmp_path, given):
+    pytest.importorskip("transformers")
+    lines = f"a line with {END_OF_TEXT} in it\n" * 200
+    text = TextSplits("special", lines, lines[:900], lines[:900])
+    files = tokenise(text, tmp_path, vocab_size=300)
+    if given:
+        trained = tokenise(text, tmp_path, vocab_size=300)
+        files = tokenise(text, tmp_path, tokenizer=f"{trained.folder}/tokenizer")
+        for part in PARTS:
+            np.testing.assert_array_equal(files.load(part), trained.load(part))
+    assert not (files.load("train") == files.start_token).any()
+
+
+@pytest.mark.parametrize("content", ["abcdefgh" * 40_000, " \n" * 160_000, "word " * 64_000])
+def test_pieces_of_a_text_without_lines_or_words_are_bounded_and_lose_nothing(content, monkeypatch):
+    monkeypatch.setattr(tokens_module, "_CHUNK", 1 << 12)
+    pieces = list(tokens_module._pieces(content))
+    assert "".join(pieces) == content
+    assert max(map(len, pieces)) <= 1 << 13
+    short = list(tokens_module._short_words(content))
+    assert "".join(short) == content
+    assert max(len(word) for piece in short for word in re.findall(r"\S+|\s+", piece)) <= 2_000
+
+
+def test_a_text_of_one_endless_word_gets_a_tokeniser_in_bounded_time(tmp_path):
+    # Unbounded, training on this takes minutes to hours, and faulthandler ends the test.
+    word = "".join(map(chr, np.random.default_rng(0).integers(97, 123, 300_000)))
+    files = tokenise(TextSplits("word", word, word[:9_000], word[:9_000]), tmp_path, vocab_size=400)
+    assert files.vocab_size == 400
 
 
 def test_a_tokeniser_that_is_not_there_is_refused(tmp_path):

@@ -1,22 +1,22 @@
-"""Checkpoints that are whole: a mark beside the files says what they must contain."""
+"""Checkpoints and weights that are whole: a mark beside the files says what they must contain."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
 import shutil
 from pathlib import Path
+
+from neural_attention.tasks.json_files import read_json, write_json
 
 _MARK = "complete.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
-def mark_complete(checkpoint: Path) -> None:
-    """Note the hash of every file of a checkpoint that has been written in full."""
-    hashes = {file.name: _sha256(file) for file in sorted(checkpoint.iterdir()) if file.is_file()}
-    write_json(checkpoint / _MARK, hashes)
+def mark_complete(folder: Path) -> None:
+    """Note the hash of every file of a folder that has been written in full."""
+    hashes = {file.name: _sha256(file) for file in sorted(folder.iterdir()) if file.is_file()}
+    write_json(folder / _MARK, hashes)
 
 
 def last_complete(folder: Path) -> tuple[Path | None, list[str]]:
@@ -29,28 +29,21 @@ def last_complete(folder: Path) -> tuple[Path | None, list[str]]:
     broken: list[str] = []
     found = [path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name)]
     for checkpoint in sorted(found, key=lambda path: -int(path.name.split("-")[1])):
-        if _is_complete(checkpoint):
+        if is_complete(checkpoint):
             return checkpoint, broken
         broken.append(checkpoint.name)
         shutil.rmtree(checkpoint, ignore_errors=True)
     return None, broken
 
 
-def write_json(path: Path, content: object) -> None:
-    """Write a JSON file so that it is there whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1, allow_nan=False)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def _is_complete(checkpoint: Path) -> bool:
+def is_complete(folder: Path) -> bool:
+    """Whether every file that the mark names is there and unchanged."""
+    hashes = read_json(folder / _MARK, {str: str})
+    if not hashes:
+        return False
     try:
-        hashes = json.loads((checkpoint / _MARK).read_text())
-        return all(_sha256(checkpoint / name) == value for name, value in hashes.items())
-    except (OSError, ValueError, AttributeError):
+        return all(_sha256(folder / name) == value for name, value in hashes.items())
+    except (OSError, ValueError):
         return False
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import shutil
 import signal
@@ -114,7 +115,8 @@ def _train(payload: dict[str, Any], report: Callable[[dict[str, Any]], None]) ->
     folder = Path(payload["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "lock"):
-        result = train_run(RunSpec(**payload["spec"]), folder, report)
+        spec, started = RunSpec(**payload["spec"]), payload["command_started"]
+        result = train_run(spec, folder, started, report)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return result
 
@@ -124,7 +126,10 @@ def _test(payload: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> 
     spec = RunSpec(**payload["spec"])
     model = NeuralAttentionForCausalLM.from_pretrained(Path(payload["folder"]) / "model")
     model.to(work_device(spec))
-    return asdict(evaluate(model, TokenFiles(**spec.tokens), "test", spec.training))
+    score = evaluate(model, TokenFiles(**spec.tokens), "test", spec.training)
+    if not math.isfinite(score.perplexity):
+        raise ValueError("the loss on the test part is not finite")
+    return asdict(score)
 
 
 def _time_sdpa(payload: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 
@@ -135,3 +135,53 @@ LANGUAGE_PRESETS: Mapping[str, LanguagePreset] = MappingProxyType(
     }
 )
 """The presets by name. All but ``paper`` run on the built-in text unless ``--data`` is given."""
+
+DEFAULT_ARMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "current": ("dot", "dot+alibi", "neural"),
+        "paper": ("dot", "neural:release+layers=first", "neural+layers=first"),
+    }
+)
+"""The arms of each architecture that are compared where none are named."""
+
+
+def choose_preset(
+    name: str,
+    model: str | None = None,
+    steps: int | None = None,
+    seeds: int | None = None,
+    learning_rates: Sequence[float] | None = None,
+) -> LanguagePreset:
+    """A preset with what the caller changes in it.
+
+    Raises:
+        ValueError: an unknown name or model, or a number that makes no sense.
+    """
+    if name not in LANGUAGE_PRESETS:
+        raise ValueError(f"unknown preset {name!r}; known are {', '.join(LANGUAGE_PRESETS)}.")
+    preset = LANGUAGE_PRESETS[name]
+    if model is not None:
+        if model not in DEFAULT_ARMS:
+            raise ValueError(f"unknown model {model!r}; known are {', '.join(DEFAULT_ARMS)}.")
+        preset = replace(preset, architecture=model)
+    if steps is not None:
+        if steps < 1:
+            raise ValueError(f"steps is {steps}: at least 1 is needed.")
+        preset = replace(
+            preset,
+            steps=steps,
+            warmup_steps=min(preset.warmup_steps, steps // 10),
+            evaluations=min(preset.evaluations, steps),
+        )
+    if seeds is not None:
+        if seeds < 1:
+            raise ValueError(f"seeds is {seeds}: at least 1 is needed.")
+        preset = replace(preset, seeds=seeds)
+    if learning_rates is not None:
+        rates = tuple(map(float, learning_rates))
+        if not rates or any(not 0 < rate < float("inf") for rate in rates):
+            raise ValueError(f"learning rates are {list(rates)}: positive numbers are needed.")
+        if len(set(rates)) < len(rates):
+            raise ValueError(f"learning rates are {list(rates)}: one is given twice.")
+        preset = replace(preset, learning_rates=tuple(sorted(rates)))
+    return preset

@@ -31,6 +31,7 @@ class Workers:
     """
 
     def __init__(self, device: str) -> None:
+        self.device = device
         is_forking = "forkserver" in multiprocessing.get_all_start_methods() and device == "cpu"
         self._context: BaseContext = multiprocessing.get_context(
             "forkserver" if is_forking else "spawn"

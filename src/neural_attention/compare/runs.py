@@ -7,13 +7,16 @@ import json
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from neural_attention.compare.arms import Arm
 from neural_attention.compare.presets import LanguagePreset
 
-FORMAT = 1
+FORMAT = 2
 """Raised when results of an earlier version must not be mixed with new ones."""
+
+LONGEST_NAME = 100
+"""Characters of an arm's name in the name of its folder; file systems take 255 in all."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +50,26 @@ class RunSpec:
     environment: dict[str, Any]
 
     @property
-    def key(self) -> str:
-        """Hash of what determines the run; folders do not."""
+    def content(self) -> dict[str, Any]:
+        """What determines the run, as JSON gives it back; folders do not."""
         content = {**asdict(self), "format": FORMAT}
-        content["tokens"] = {k: v for k, v in self.tokens.items() if k != "folder"}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        content["tokens"].pop("folder", None)
+        return cast(dict[str, Any], json.loads(json.dumps(content)))
+
+    @property
+    def key(self) -> str:
+        """Hash of what determines the run."""
+        return hashlib.sha256(json.dumps(self.content, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def label(self) -> str:
+        """Arm, learning rate and seed as the beginning of a file's name."""
+        name = re.sub(r"[^\w.=-]+", "_", self.arm)[:LONGEST_NAME]
+        return f"{name}_lr{self.learning_rate:g}_seed{self.seed}"
 
     def folder(self, root: Path) -> Path:
         """Where this run's files lie, legible and unmistakable."""
-        name = re.sub(r"[^\w.=-]+", "_", self.arm)
-        return root / f"{name}_lr{self.learning_rate:g}_seed{self.seed}_{self.key[:8]}"
+        return root / f"{self.label}_{self.key[:8]}"
 
     def at(self, learning_rate: float, seed: int) -> RunSpec:
         """The same arm at another learning rate and seed."""

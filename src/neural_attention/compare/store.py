@@ -1,56 +1,181 @@
-"""The results of finished runs on disk: read again, never mixed, never lost."""
+"""The files of a comparison: read again where they are whole, never mixed, never lost."""
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Iterator
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from neural_attention.compare.checkpoints import write_json
+from neural_attention.compare.runs import RunSpec
+from neural_attention.tasks.json_files import NUMBER, read_json, write_json
+
+SCORE: dict[str, object] = {
+    "tokens": int,
+    "bytes": int,
+    "loss": NUMBER,
+    "perplexity": NUMBER,
+    "bits_per_byte": NUMBER,
+}
+_DEAD = {str: [int]}
+_RESULT: dict[str, object] = {
+    "validation": SCORE,
+    "diverged": False,
+    "parameters": int,
+    "tokens_per_second": (None, NUMBER),
+    "training_seconds": NUMBER,
+    "peak_memory_bytes": NUMBER,
+    "dead_heads": {"at_start": _DEAD, "after_training": _DEAD},
+    "curve": [{"step": int, "validation_loss": NUMBER}],
+    "data_order_sha256": str,
+    "initial_values": {"shared": int, "own": [str]},
+    "resumed_from": (None, str),
+    "broken_checkpoints": [str],
+    "command_started": str,
+}
+_SUMMARY = {"key": str, "arms": {str: {"results": [{"seed": int, "test": (None, SCORE)}]}}}
+_MOST_CHANGES_TOLD = 4
 
 
-def read_result(path: Path, key: str) -> tuple[dict[str, Any] | None, str | None]:
-    """A finished run's result.
+def result_form(spec: RunSpec) -> object:
+    """The form of a run's ``result.json``; see :func:`neural_attention.tasks.json_files.has_form`.
+
+    The validation score may be missing only where the run diverged.
+    """
+    whole = _RESULT | {
+        "key": spec.key,
+        "arm": spec.arm,
+        "learning_rate": spec.learning_rate,
+        "seed": spec.seed,
+    }
+    return (whole, whole | {"validation": None, "diverged": True})
+
+
+def score_form(spec: RunSpec) -> object:
+    """The form of a run's ``test.json``."""
+    return SCORE | {"key": spec.key}
+
+
+def timing_form(spec: RunSpec) -> object:
+    """The form of the times of an arm on our kernels and on torch's, ``timing.json``."""
+    return {"key": spec.key, "ours": NUMBER, "sdpa": NUMBER, "command_started": str}
+
+
+def read_or_set_aside(path: Path, form: object) -> tuple[Any | None, str | None]:
+    """The content of a run's file.
 
     Args:
         path: its file.
-        key: hash of what determines the run.
+        form: what it must hold.
 
     Returns:
-        The result, or None where the run is still to be done; and a note when a file was there that
+        The content, or None where it is still to be made; and a note when a file was there that
         cannot be used. Such a file is set aside, not deleted.
     """
     if not path.is_file():
         return None, None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        is_valid = isinstance(content, dict) and content.get("key") == key
-    except (OSError, ValueError):
-        is_valid = False
-    if is_valid:
+    content = read_json(path, form)
+    if content is not None:
         return content, None
-    aside = path.with_name(path.name + ".unreadable")
-    os.replace(path, aside)
-    return None, f"{path} is damaged: set aside as {aside.name}, the run is done again"
+    aside = _set_aside(path, path.name + ".unreadable")
+    return None, f"{path} is damaged: set aside as {aside.name}, and made again"
 
 
-def write_summary(folder: Path, summary: dict[str, Any]) -> Path | None:
-    """Write ``result.json``; one of another configuration is kept under another name.
+def write_summary(folder: Path, summary: dict[str, Any]) -> str | None:
+    """Write ``result.json``, and keep under another name one that it must not replace.
+
+    Those are results of another configuration, damaged ones, and ones with test scores that the new
+    one lacks.
 
     Returns:
-        Where the other configuration's result now lies, or None.
+        What was kept and why, or None.
     """
-    path, moved = folder / "result.json", None
+    path, note = folder / "result.json", None
     if path.is_file():
-        try:
-            other = json.loads(path.read_text(encoding="utf-8"))["key"]
-        except (OSError, ValueError, KeyError, TypeError):
-            other = "unreadable"
-        if other != summary["key"]:
-            moved = folder / f"result-{other[:8]}.json"
-            os.replace(path, moved)
+        earlier = read_json(path, _SUMMARY)
+        if earlier is None:
+            why, name = "the earlier result.json was damaged", "damaged"
+        elif earlier["key"] != summary["key"]:
+            why, name = "the result of another configuration is there", earlier["key"][:8]
+        elif lacking := len(_scored(earlier) - _scored(summary)):
+            why = f"the earlier result has test scores that this one lacks ({lacking})"
+            name = earlier["key"][:8]
+        else:
+            why = name = ""
+        if why:
+            kept = _set_aside(path, f"result-{name}.json")
+            note = f"{why}: it is kept as {kept.name}"
             if (curves := folder / "curves.png").is_file():
-                os.replace(curves, folder / f"curves-{other[:8]}.png")
+                _set_aside(curves, kept.with_suffix(".png").name.replace("result", "curves", 1))
     write_json(path, summary)
-    return moved
+    return note
+
+
+def _scored(summary: dict[str, Any]) -> set[tuple[str, int]]:
+    return {
+        (name, result["seed"])
+        for name, arm in summary["arms"].items()
+        for result in arm["results"]
+        if result["test"] is not None
+    }
+
+
+def _set_aside(path: Path, name: str) -> Path:
+    """Rename a file; one of that name with other content is not replaced."""
+    first = path.with_name(name)
+    names = chain([first], (first.with_stem(f"{first.stem}-{n}") for n in count(2)))
+    aside = next(p for p in names if not p.exists() or p.read_bytes() == path.read_bytes())
+    os.replace(path, aside)
+    return aside
+
+
+def write_spec(folder: Path, spec: RunSpec) -> None:
+    """Note what determines a run, so that a later call can say what has changed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "spec.json", spec.content)
+
+
+def changed_since(root: Path, spec: RunSpec) -> str | None:
+    """In what a run differs from the most similar finished one of its arm, rate and seed.
+
+    Args:
+        root: folder of all runs.
+        spec: the run.
+
+    Returns:
+        Such as ``"threads was 2 and is 1"``; None where there is no other such run.
+    """
+    now, found = dict(_flat(spec.content)), []
+    for folder in root.iterdir() if root.is_dir() else ():
+        if not folder.name.startswith(spec.label + "_") or not (folder / "result.json").is_file():
+            continue
+        earlier = read_json(folder / "spec.json", {"arm": spec.arm})
+        if earlier is not None and (differing := _changes(dict(_flat(earlier)), now)):
+            found.append(differing)
+    if not found:
+        return None
+    told = min(found, key=len)
+    more = len(told) - _MOST_CHANGES_TOLD
+    return ", ".join(told[:_MOST_CHANGES_TOLD]) + (f" and {more} more" if more > 0 else "")
+
+
+def _changes(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    differing = [name for name in sorted(earlier | now) if earlier.get(name) != now.get(name)]
+    told = []
+    if any(name.startswith("tokens.") for name in differing):
+        told.append("the data or its tokens are others")
+        of_tokens = ("tokens.", "sizes.vocab_size", "sizes.bos_token_id")
+        differing = [name for name in differing if not name.startswith(of_tokens)]
+    for name in differing:
+        was, now_is = (str(values.get(name, "absent"))[:40] for values in (earlier, now))
+        told.append(f"{name.rpartition('.')[2]} was {was} and is {now_is}")
+    return told
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in content.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

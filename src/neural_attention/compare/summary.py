@@ -22,7 +22,7 @@ def summarise(
     specs: dict[str, RunSpec],
     sweeps: dict[str, list[dict[str, Any]]],
     final: dict[str, list[dict[str, Any]]],
-    sdpa: dict[str, float | None],
+    timings: dict[str, dict[str, Any] | None],
     notes: list[str],
     failures: list[dict[str, str]],
     root: Path,
@@ -34,13 +34,13 @@ def summarise(
         specs: by arm, its first run.
         sweeps: by arm, the results of the learning-rate sweep.
         final: by arm, the results at the chosen rate, one a seed, each with ``test``.
-        sdpa: by arm, tokens a second on torch's kernel, or None.
+        timings: by arm, tokens a second on our kernel and on torch's, or None.
         notes: what was noticed on the way.
         failures: runs that gave no result.
         root: folder of the comparison.
     """
     reference = _reference(specs, final)
-    arms = {name: _arm(specs[name], sweeps[name], final[name], sdpa[name]) for name in specs}
+    arms = {name: _arm(specs[name], sweeps[name], final[name], timings[name]) for name in specs}
     ratios = {name: _against(final[name], final[reference]) for name in specs if name != reference}
     for name, arm in arms.items():
         ratio = ratios.get(name)
@@ -93,7 +93,7 @@ def _arm(
     spec: RunSpec,
     sweep: list[dict[str, Any]],
     final: list[dict[str, Any]],
-    sdpa: float | None,
+    timing: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Means over seeds; perplexities are exp of mean losses, as the pairs are."""
     results = final or sweep
@@ -108,7 +108,7 @@ def _arm(
         "test_perplexity": _perplexity([test["loss"] for test in tests]),
         "test_bits_per_byte": _mean([test["bits_per_byte"] for test in tests]),
         "tokens_per_second": _mean([r["tokens_per_second"] for r in final]),
-        "sdpa_tokens_per_second": sdpa,
+        "sdpa_tokens_per_second": timing["sdpa"] if timing is not None else None,
         "training_seconds": _mean([r["training_seconds"] for r in final]),
         "peak_memory_mib": (max(r["peak_memory_bytes"] for r in final) / 2**20 if final else None),
         "sweep": [
@@ -130,6 +130,7 @@ def _arm(
 _KEPT = (
     "seed", "learning_rate", "validation", "tokens_per_second", "training_seconds",
     "peak_memory_bytes", "dead_heads", "data_order_sha256", "resumed_from", "broken_checkpoints",
+    "command_started",
 )  # fmt: skip
 
 

@@ -18,9 +18,10 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from neural_attention.compare.building import build_model, dead_score_networks, model_config
-from neural_attention.compare.checkpoints import last_complete, mark_complete, write_json
+from neural_attention.compare.checkpoints import last_complete, mark_complete
 from neural_attention.compare.memory import PeakMemory
 from neural_attention.compare.runs import RunSpec
+from neural_attention.tasks.json_files import write_json
 from neural_attention.tasks.language_modelling import (
     Score,
     TrainingBlocks,
@@ -42,12 +43,13 @@ def work_device(spec: RunSpec) -> torch.device:
     return torch.device(spec.device.partition(":")[0])
 
 
-def train_run(spec: RunSpec, folder: Path, report: Report) -> dict[str, Any]:
+def train_run(spec: RunSpec, folder: Path, command_started: str, report: Report) -> dict[str, Any]:
     """Train, score on the validation part, and keep the weights.
 
     Args:
         spec: the run.
         folder: its folder; checkpoints, then ``model`` and ``result.json``.
+        command_started: when the comparison began that has its speed measured.
         report: called with progress: ``{"step", "steps", "loss"}`` and ``{"note": text}``.
 
     Returns:
@@ -89,15 +91,16 @@ def train_run(spec: RunSpec, folder: Path, report: Report) -> dict[str, Any]:
     torch.manual_seed(spec.seed)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
-    is_diverged = trainer.diverged
-    validation = None if is_diverged else evaluate(model, files, "validation", settings)
+    validation = None if trainer.diverged else evaluate(model, files, "validation", settings)
+    if validation is not None and not math.isfinite(validation.perplexity):
+        validation = None
     peak = memory.peak()
     result = {
         "key": spec.key,
         "arm": spec.arm,
         "learning_rate": spec.learning_rate,
         "seed": spec.seed,
-        "diverged": is_diverged,
+        "diverged": validation is None,
         "validation": asdict(validation) if validation else None,
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "tokens_per_second": trainer.tokens_per_second(),
@@ -121,6 +124,7 @@ def train_run(spec: RunSpec, folder: Path, report: Report) -> dict[str, Any]:
         "initial_values": {"shared": len(built.shared), "own": list(built.own)},
         "resumed_from": checkpoint.name if checkpoint else None,
         "broken_checkpoints": broken,
+        "command_started": command_started,
     }
     _keep(model, folder)
     write_json(folder / "result.json", result)
@@ -284,6 +288,8 @@ def _warm_up(device: torch.device) -> None:
 
 def _keep(model: Any, folder: Path) -> None:
     temporary, final = folder / "model.tmp", folder / "model"
+    shutil.rmtree(temporary, ignore_errors=True)
     model.save_pretrained(temporary)
+    mark_complete(temporary)
     shutil.rmtree(final, ignore_errors=True)
     os.replace(temporary, final)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from neural_attention.tasks.wording import counted
 
 BUILT_IN = "built-in"
 """Name of the text that needs neither files nor a network."""
@@ -21,6 +24,9 @@ BUILT_IN = "built-in"
 VALIDATION_SHARE = 0.05
 TEST_SHARE = 0.05
 NETWORK_TIMEOUT_S = 10.0
+REPEATED_SHARE = 0.5
+LONG_LINE = 40
+_PIECE = 1 << 20
 
 _FILE_NAMES = {
     "train": ("train.txt",),
@@ -60,6 +66,47 @@ class TextSplits:
         return digest.hexdigest()
 
 
+def overlaps(text: TextSplits) -> list[str]:
+    """What of the held-out parts the model has already seen, in words; nothing where all is well.
+
+    A part is named when it stands whole in another, or when most of its longer lines do.
+    """
+    words, told = {"train": "training"}, []
+    for held_out, seen in (("validation", "train"), ("test", "train"), ("test", "validation")):
+        part, other = getattr(text, held_out).strip(), getattr(text, seen).strip()
+        if min(len(part), len(other)) < LONG_LINE:
+            continue
+        if part == other:
+            how = "is the same text as"
+        elif part in other:
+            how = "stands whole in"
+        elif other in part:
+            how = "holds the whole of"
+        elif (share := _share_of_lines(part, other)) >= REPEATED_SHARE:
+            how = f"has {share:.0%} of its longer lines from"
+        else:
+            continue
+        told.append(
+            f"the {held_out} part {how} the {words.get(seen, seen)} part: scores on it do not show what a model "
+            "makes of a new text."
+        )
+    return told
+
+
+def _share_of_lines(part: str, other: str) -> float:
+    """The share of the longer lines of a text that another has too."""
+    lines = {line for raw in part.splitlines() if len(line := raw.strip()) >= LONG_LINE}
+    if not lines:
+        return 0.0
+    common, start = set(), 0
+    while start < len(other):
+        # By pieces, so that a large text is not held twice.
+        end = other.find("\n", start + _PIECE) + 1 or len(other)
+        common |= lines.intersection(map(str.strip, other[start:end].splitlines()))
+        start = end
+    return len(common) / len(lines)
+
+
 def load_text(source: str | None = None) -> TextSplits:
     """Text in three parts from a file, a folder, the hub or Python itself.
 
@@ -77,7 +124,7 @@ def load_text(source: str | None = None) -> TextSplits:
 
     Raises:
         FileNotFoundError: there is no such file, folder or data set.
-        ValueError: empty or not UTF-8, or a hub set without a column of text.
+        ValueError: an empty name, an empty text or one that is not UTF-8, or a hub set without a column of text.
         ConnectionError: a hub name without a network and without a copy on this machine.
         ImportError: a hub name without the ``datasets`` package.
 
@@ -85,6 +132,8 @@ def load_text(source: str | None = None) -> TextSplits:
     >>> len(text.train) > 10 * len(text.test) > 0
     True
     """
+    if source is not None and not source.strip():
+        raise ValueError("the data have an empty name: give a file, a folder or a name of the hub.")
     if source is None or source == BUILT_IN:
         return _split_by_position(
             _python_documentation(), "the documentation of Python's own language"
@@ -125,8 +174,13 @@ def _read(path: Path) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        encoding = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "LATIN1"
         raise ValueError(
-            f"{path} is not UTF-8 text: byte 0x{data[error.start]:02x} at position {error.start:,}."
+            f"{path} is not UTF-8 text: byte 0x{data[error.start]:02x} at position "
+            f"{error.start:,} (line {line:,}). If it is text in another encoding, such as "
+            f"{encoding}, convert it: iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > "
+            "converted.txt"
         ) from None
     if "\0" in text:
         raise ValueError(
@@ -148,7 +202,7 @@ def _from_folder(folder: Path, source: str) -> TextSplits:
     if not files:
         raise FileNotFoundError(f"no .txt file in the folder {folder}.")
     return _split_by_position(
-        "\n".join(_read(file) for file in files), f"{source}, {len(files)} files"
+        "\n".join(_read(file) for file in files), f"{source}, {counted(len(files), 'file')}"
     )
 
 
@@ -253,7 +307,7 @@ def _text_column(rows: Any, source: str) -> Iterable[str]:
     if len(columns) == 1:
         return rows[columns[0]]
     raise ValueError(
-        f"{source!r} has no column 'text' and {len(columns)} columns of strings "
+        f"{source!r} has no column 'text' and {counted(len(columns), 'column')} of strings "
         f"({', '.join(columns) or 'none'}): it is not clear which one to model. Save that column "
         "as a text file and give the file."
     )

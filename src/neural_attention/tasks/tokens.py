@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from neural_attention.tasks.json_files import read_json, write_json
 from neural_attention.tasks.text import NETWORK_TIMEOUT_S, TextSplits, network_errors
 
 END_OF_TEXT = "<|endoftext|>"
 PARTS = ("train", "validation", "test")
 _CHUNK = 1 << 20
+_LONGEST_WORD = 1000
+_LONG_RUN = re.compile(rf"\S{{{_LONGEST_WORD}}}|\s{{{_LONGEST_WORD}}}")
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf"}
+_FORM = {
+    "tokenizer": str,
+    "vocab_size": int,
+    "start_token": int,
+    "counts": dict.fromkeys(PARTS, int),
+    "sha256": str,
+}
 
 
 @dataclass(frozen=True)
@@ -69,20 +80,20 @@ def tokenise(
         ``AutoTokenizer.from_pretrained``.
 
     Raises:
-        ValueError: ``tokenizer`` cannot be loaded.
+        ValueError: ``tokenizer`` is empty or cannot be loaded.
         ImportError: a package is missing.
 
     Source:
         Byte-level BPE: Radford et al. 2019, "Language models are unsupervised multitask learners".
     """
-    what = [text.sha256, tokenizer or f"bpe {vocab_size}"]
+    what = [text.sha256, *_identity(tokenizer, vocab_size)]
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()
     folder = folder / key[:12]
     description = folder / "tokens.json"
-    if description.is_file():
-        found = _read_description(description, key)
-        if found is not None:
-            return found
+    sizes = {part: len(getattr(text, part).encode()) for part in PARTS}
+    found = _read_description(description, {"key": key, "bytes": sizes})
+    if found is not None:
+        return found
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer is None:
         encoder = _train_bpe(text.train, vocab_size, folder / "tokenizer")
@@ -105,38 +116,71 @@ def tokenise(
         vocab_size=size,
         start_token=start,
         counts={part: int(array.size) for part, array in arrays.items()},
-        bytes={part: len(getattr(text, part).encode()) for part in PARTS},
+        bytes=sizes,
         sha256=digest.hexdigest(),
     )
-    temporary = description.with_suffix(".tmp")
-    temporary.write_text(json.dumps({**asdict(files), "key": key}, indent=1))
-    os.replace(temporary, description)
+    write_json(description, {**asdict(files), "key": key})
     return files
 
 
-def _read_description(path: Path, key: str) -> TokenFiles | None:
+def _identity(tokenizer: str | None, vocab_size: int) -> list[str]:
+    """What tells one tokeniser from another: of a folder its files, wherever it lies."""
+    if tokenizer is None:
+        return [f"bpe {vocab_size}"]
+    if not tokenizer.strip():
+        raise ValueError("the tokeniser has an empty name: give a folder or a name of the hub.")
+    folder = Path(tokenizer)
+    if not folder.is_dir():
+        return [tokenizer]
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    return [
+        f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+        for path in files
+        if path.suffix not in _WEIGHTS
+    ]
+
+
+def _read_description(path: Path, known: dict[str, object]) -> TokenFiles | None:
     """The files of an earlier call, if they are whole; ``None`` has them made anew."""
+    content = read_json(path, {**_FORM, **known}) if path.is_file() else None
+    if content is None:
+        return None
+    names = (field.name for field in fields(TokenFiles))
+    files = TokenFiles(**{name: content.get(name) for name in names} | {"folder": str(path.parent)})
+    digest = hashlib.sha256()
     try:
-        content = json.loads(path.read_text())
-        if content.pop("key") != key:
-            return None
-        files = TokenFiles(**{**content, "folder": str(path.parent)})
-        digest = hashlib.sha256()
         for part in PARTS:
-            digest.update(files.load(part).tobytes())
-    except (ValueError, TypeError, KeyError, OSError):
+            array = files.load(part)
+            digest.update(array.tobytes())
+            if array.size != files.counts[part]:
+                return None
+    except (ValueError, EOFError, OSError):
         return None
     return files if digest.hexdigest() == files.sha256 else None
 
 
-def _lines(text: str) -> Iterator[str]:
-    """Pieces of about a megabyte that end with a line, so that no word is cut."""
+def _pieces(text: str) -> Iterator[str]:
+    """Pieces of at most some megabytes that end with a line, or else with a word."""
     start = 0
     while start < len(text):
-        newline = text.find("\n", start + _CHUNK)
-        end = len(text) if newline < 0 else newline + 1
+        end = start + _CHUNK
+        for ends in ("\n", " "):
+            found = text.find(ends, end, end + _CHUNK)
+            if found >= 0:
+                end = found + 1
+                break
         yield text[start:end]
         start = end
+
+
+def _short_words(text: str) -> Iterator[str]:
+    """Pieces without endless words: the time of training grows with the square of a word."""
+    for piece in _pieces(text):
+        start = 0
+        for run in _LONG_RUN.finditer(piece):
+            yield piece[start : run.end()]
+            start = run.end()
+        yield piece[start:]
 
 
 def _train_bpe(text: str, vocab_size: int, folder: Path) -> Any:
@@ -151,7 +195,9 @@ def _train_bpe(text: str, vocab_size: int, folder: Path) -> Any:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    encoder.train_from_iterator(_lines(text), trainer)
+    encoder.train_from_iterator(_short_words(text), trainer)
+    # What reads like a special token in a text is text.
+    encoder.encode_special_tokens = True
     folder.mkdir(parents=True, exist_ok=True)
     encoder.save(str(folder / "tokenizer.json"))
     settings = {
@@ -161,13 +207,14 @@ def _train_bpe(text: str, vocab_size: int, folder: Path) -> Any:
         "pad_token": END_OF_TEXT,
         "padding_side": "left",
         "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
     return encoder
 
 
 def _encode_bpe(encoder: Any, text: str) -> np.ndarray:
-    pieces = [np.asarray(encoder.encode(piece).ids, dtype=np.uint32) for piece in _lines(text)]
+    pieces = [np.asarray(encoder.encode(piece).ids, dtype=np.uint32) for piece in _pieces(text)]
     return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.uint32)
 
 
@@ -204,9 +251,12 @@ def _hub_has(name: str) -> bool:
 def _encode_auto(tokenizer: Any, text: str) -> np.ndarray:
     pieces = [
         np.asarray(
-            tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.uint32
+            tokenizer(piece, add_special_tokens=False, split_special_tokens=True, verbose=False)[
+                "input_ids"
+            ],
+            dtype=np.uint32,
         )
-        for piece in _lines(text)
+        for piece in _pieces(text)
     ]
     return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.uint32)
 

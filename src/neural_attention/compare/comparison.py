@@ -1,0 +1,256 @@
+"""A comparison at work: its runs, what they gave, and what failed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from neural_attention.compare.arms import Arm
+from neural_attention.compare.checkpoints import is_complete
+from neural_attention.compare.curves import draw_curves
+from neural_attention.compare.devices import thread_count
+from neural_attention.compare.presets import LanguagePreset
+from neural_attention.compare.processes import JobFailed, JobMistake, Workers
+from neural_attention.compare.progress import Progress
+from neural_attention.compare.runs import RunSpec, spec_of
+from neural_attention.compare.store import (
+    changed_since,
+    read_or_set_aside,
+    result_form,
+    score_form,
+    timing_form,
+    write_spec,
+    write_summary,
+)
+from neural_attention.compare.summary import summarise
+from neural_attention.tasks.json_files import write_json
+from neural_attention.tasks.text import TextSplits
+from neural_attention.tasks.tokens import TokenFiles
+
+
+@dataclass
+class Comparison:
+    """One comparison.
+
+    Attributes:
+        preset: sizes and schedule.
+        arms: what to compare; each can be built.
+        files: the tokens.
+        device: where the runs work.
+        root: folder of results, whose lock the caller holds.
+        workers: what starts the jobs.
+        progress: what is told meanwhile.
+        notes: what was noticed so far.
+        failures: runs that gave no result.
+        started: when the command began, which says of two speeds whether they were measured in one
+            go.
+    """
+
+    preset: LanguagePreset
+    arms: list[Arm]
+    files: TokenFiles
+    device: str
+    root: Path
+    workers: Workers
+    progress: Progress
+    notes: list[str]
+    failures: list[dict[str, str]] = field(default_factory=list)
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
+    _expected: set[Path] = field(default_factory=set)
+    _changes_told: set[str] = field(default_factory=set)
+
+    def carry_out(self, text: TextSplits) -> dict[str, Any]:
+        """Do what is still to be done, and write ``result.json`` and ``curves.png``."""
+        specs = self._specs()
+        rates, seeds = self.preset.learning_rates, range(self.preset.seeds)
+        self._expect([spec.at(rate, 0) for spec in specs.values() for rate in rates])
+        self._expect([spec.at(rates[0], seed) for spec in specs.values() for seed in seeds[1:]])
+
+        sweeps: dict[str, list[dict[str, Any]]] = {}
+        for name, spec in specs.items():
+            found = [self._result(spec.at(rate, 0)) for rate in rates]
+            sweeps[name] = [result for result in found if result is not None]
+        best = {name: _best_rate(results) for name, results in sweeps.items()}
+        self._drop_weights(specs, best)
+
+        final: dict[str, list[dict[str, Any]]] = {name: [] for name in specs}
+        chosen = [(specs[name], rate) for name, rate in best.items() if rate is not None]
+        for spec, rate in chosen:
+            for seed in seeds:
+                result = self._result(spec.at(rate, seed), is_chosen=True)
+                if result is not None and seed == 0:
+                    # As it stands beside the other rates: it may have been trained again.
+                    tried = sweeps[spec.arm]
+                    sweeps[spec.arm] = [r if r["learning_rate"] != rate else result for r in tried]
+                if result is not None and not result["diverged"]:
+                    final[spec.arm].append(result)
+        timings = {name: self._timing(spec) for name, spec in specs.items()}
+        for spec, rate in chosen:
+            for result in final[spec.arm]:
+                result["test"] = self._test(spec.at(rate, result["seed"]))
+
+        summary = summarise(
+            preset=self.preset,
+            specs=specs,
+            sweeps=sweeps,
+            final=final,
+            timings=timings,
+            notes=self.notes,
+            failures=self.failures,
+            root=self.root,
+        )
+        summary["data"] = {
+            "source": text.source,
+            "text_sha256": text.sha256,
+            **{name: value for name, value in asdict(self.files).items() if name != "folder"},
+        }
+        note = write_summary(self.root, summary)
+        if note is not None:
+            self.progress.say(note)
+        draw_curves(summary, self.root / "curves.png")
+        return summary
+
+    def _specs(self) -> dict[str, RunSpec]:
+        environment = {
+            "neural_attention": importlib.metadata.version("neural-attention"),
+            "torch": importlib.metadata.version("torch"),
+            "transformers": importlib.metadata.version("transformers"),
+            "threads": thread_count(),
+        }
+        tokens = asdict(self.files)
+        return {
+            arm.name: spec_of(arm, self.preset, tokens, self.device, environment)
+            for arm in self.arms
+        }
+
+    def _folder(self, spec: RunSpec) -> Path:
+        return spec.folder(self.root / "runs")
+
+    def _expect(self, specs: list[RunSpec]) -> None:
+        folders = {self._folder(spec) for spec in specs}
+        waiting = {folder for folder in folders if not (folder / "result.json").is_file()}
+        self.progress.expect(len(waiting - self._expected) * self.preset.steps)
+        self._expected |= waiting
+
+    def _result(self, spec: RunSpec, *, is_chosen: bool = False) -> dict[str, Any] | None:
+        """A run's result, from disk or by doing it; None if it failed.
+
+        A run that was chosen needs its weights too, until it has been tested: they are dropped
+        where another rate was better, and may be damaged.
+        """
+        folder = self._folder(spec)
+        result = self._read(folder / "result.json", result_form(spec))
+        if result is not None and (not is_chosen or result["diverged"]):
+            return result
+        if result is not None:
+            if self._read(folder / "test.json", score_form(spec)) or is_complete(folder / "model"):
+                return result
+            self.progress.say(f"{folder.name} has no whole weights to test: the run is done again")
+        elif (change := changed_since(folder.parent, spec)) not in {None, *self._changes_told}:
+            self._changes_told.add(str(change))
+            self.progress.say(f"trained again, since {change} (the earlier run is kept)")
+        return self._train(spec, folder)
+
+    def _read(self, path: Path, form: object) -> Any | None:
+        content, note = read_or_set_aside(path, form)
+        if note is not None:
+            self.progress.say(note)
+        return content
+
+    def _train(self, spec: RunSpec, folder: Path) -> dict[str, Any] | None:
+        label = f"{spec.arm}  lr {spec.learning_rate:g}  seed {spec.seed}"
+        if folder not in self._expected:
+            self.progress.expect(self.preset.steps)
+        self._expected.discard(folder)
+        self.progress.begin(label, self.preset.steps)
+        write_spec(folder, spec)
+        payload = {"spec": asdict(spec), "folder": str(folder), "command_started": self.started}
+        crash = folder / "crash.txt"
+        try:
+            result = self.workers.run("train", payload, self._on_progress(label))
+        except JobFailed as failure:
+            why = str(failure).strip()
+            crash.write_text(why + "\n", encoding="utf-8")
+            self.failures.append({"run": label, "why": why.splitlines()[-1]})
+            self.progress.end(f"failed: {why.splitlines()[-1]} (see {crash})")
+            return None
+        crash.unlink(missing_ok=True)
+        self.progress.end(_outcome(result))
+        return result
+
+    def _on_progress(self, label: str) -> Callable[[dict[str, Any]], None]:
+        def tell(message: dict[str, Any]) -> None:
+            if "note" in message:
+                self.progress.say(f"{label}: {message['note']}")
+            elif "step" in message:
+                self.progress.advance(message["step"], message.get("loss"))
+
+        return tell
+
+    def _drop_weights(self, specs: dict[str, RunSpec], best: dict[str, float | None]) -> None:
+        """Drop those of rates not chosen; a rate that is chosen later is trained again."""
+        for name, spec in specs.items():
+            for rate in self.preset.learning_rates:
+                if rate != best[name]:
+                    shutil.rmtree(self._folder(spec.at(rate, 0)) / "model", ignore_errors=True)
+
+    def _timing(self, spec: RunSpec) -> dict[str, Any] | None:
+        """Tokens a second of a dot-product arm on torch's own kernel; None for other arms."""
+        if spec.attention["score"] != "dot":
+            return None
+        path = self._folder(spec) / "timing.json"
+        timing = self._read(path, timing_form(spec))
+        if timing is None:
+            try:
+                rates = self.workers.run("time_sdpa", {"spec": asdict(spec)}, ignore)
+            except (JobFailed, JobMistake) as failure:
+                last = str(failure).strip().splitlines()[-1]
+                self.notes.append(f"{spec.arm} was not timed on torch's sdpa: {last}")
+                return None
+            timing = {"key": spec.key, **rates, "command_started": self.started}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, timing)
+        return timing
+
+    def _test(self, spec: RunSpec) -> dict[str, Any] | None:
+        """The test score, read once and kept."""
+        folder = self._folder(spec)
+        score = self._read(folder / "test.json", score_form(spec))
+        if score is None:
+            try:
+                payload = {"spec": asdict(spec), "folder": str(folder)}
+                measured = self.workers.run("test", payload, ignore)
+            except JobFailed as failure:
+                last = str(failure).strip().splitlines()[-1]
+                self.failures.append({"run": f"test of {folder.name}", "why": last})
+                return None
+            score = {"key": spec.key, **measured}
+            write_json(folder / "test.json", score)
+        return {name: value for name, value in score.items() if name != "key"}
+
+
+def ignore(message: dict[str, Any]) -> None:
+    """For jobs too short to be told about."""
+
+
+def _best_rate(results: list[dict[str, Any]]) -> float | None:
+    finished = [result for result in results if not result["diverged"]]
+    if not finished:
+        return None
+    return float(min(finished, key=lambda r: r["validation"]["loss"])["learning_rate"])
+
+
+def _outcome(result: dict[str, Any]) -> str:
+    if result["diverged"]:
+        return "diverged (the loss is not finite)"
+    rate = result["tokens_per_second"]
+    shown = f", {rate:,.0f} tokens/s" if rate is not None else ""
+    return (
+        f"validation perplexity {result['validation']['perplexity']:.2f}, "
+        f"{result['training_seconds']:.0f} s{shown}"
+    )

@@ -1,0 +1,69 @@
+"""JSON files that are written whole and believed only where they have the form they must have."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+NUMBER = (int, float)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file so that it is there whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_json(path: Path, form: object) -> Any | None:
+    """The content of a JSON file, or None if it is damaged or of another form.
+
+    Args:
+        path: a file that is there.
+        form: see :func:`has_form`.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if has_form(content, form) else None
+
+
+def has_form(value: object, form: object) -> bool:
+    """Whether a value read from JSON has the form it must have.
+
+    Args:
+        value: the value.
+        form: a type; a tuple of forms, one of which must fit; ``[form]`` for a list of such values;
+            ``{str: form}`` for an object of such values; an object with names, each of which must
+            be there (others may be); or a plain value, which must be equal. Numbers are finite, and
+            true and false are no numbers.
+
+    >>> has_form({"losses": [1.5, 2]}, {"losses": [NUMBER]})
+    True
+    >>> has_form({"losses": None}, {"losses": [NUMBER]})
+    False
+    """
+    if isinstance(form, type):
+        if isinstance(value, bool) and form is not bool:
+            return False
+        return isinstance(value, form) and not (
+            isinstance(value, float) and not math.isfinite(value)
+        )
+    if isinstance(form, tuple):
+        return any(has_form(value, one) for one in form)
+    if isinstance(form, list):
+        return isinstance(value, list) and all(has_form(item, form[0]) for item in value)
+    if isinstance(form, dict):
+        if not isinstance(value, dict):
+            return False
+        if str in form:
+            return all(has_form(item, form[str]) for item in value.values())
+        return all(name in value and has_form(value[name], one) for name, one in form.items())
+    return type(value) is type(form) and value == form
