@@ -224,6 +224,64 @@ def test_layers_that_are_not_there_are_refused(layers):
         make_config(attention_layers=layers)
 
 
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"attention": {"score": "foo"}}, ValueError, "score is 'foo': expected one of neural"),
+        ({"attention": {"foo": 1}}, ValueError, "attention has foo: expected keywords .*, score"),
+        ({"attention": {"embed_dim": 8}}, ValueError, "attention has embed_dim"),
+        ({"attention": {"score_network": {"foo": 1}}}, ValueError, "score_network has foo"),
+        ({"attention": {"dropout": "a"}}, TypeError, "dropout is 'a'"),
+        ({"attention": {"score": "dot", "head_dim": 3}}, ValueError, "even head_dim"),
+        ({"attention": "neural"}, TypeError, "attention is 'neural': expected a dict"),
+        ({"attention_layers": 0}, TypeError, "attention_layers is 0: expected 'all'"),
+        ({"attention_layers": [True]}, TypeError, "attention_layers has True"),
+        ({"num_attention_heads": 0}, ValueError, "num_attention_heads is 0"),
+        ({"num_key_value_heads": 3}, ValueError, "num_kv_heads is 3 and num_heads 2"),
+        ({"head_dim": 0}, ValueError, "head_dim is 0"),
+        ({"hidden_size": 15}, ValueError, "hidden_size 15 is not a multiple"),
+        ({"hidden_size": "16"}, ValueError, "hidden_size is '16'"),
+        ({"vocab_size": -1}, ValueError, "vocab_size is -1"),
+        ({"intermediate_size": 2.5}, ValueError, "intermediate_size is 2.5"),
+        ({"num_hidden_layers": 0}, ValueError, "num_hidden_layers is 0"),
+        ({"dropout": 1.0}, ValueError, "dropout is 1.0"),
+        ({"dropout": "a"}, TypeError, "dropout is 'a'"),
+    ],
+)
+def test_an_impossible_configuration_is_refused_when_it_is_made(changes, error, message):
+    settings = {"hidden_size": 16, "num_attention_heads": 2}
+    with pytest.raises(error, match=message):
+        NeuralAttentionLMConfig(**settings | changes)
+
+
+def test_making_a_configuration_draws_no_random_numbers_and_warns_of_nothing():
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    # The model of this one warns that its start can be dead.
+    make_config(attention="neural", attention_layers="first")
+    NeuralAttentionLMConfig(attention={"score": "neural", "score_network": "release"})
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_stored_configuration_of_few_words_loads(tmp_path):
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "neural_attention_lm", "attention": {"score": "hybrid"}, "hidden_size": 64,'
+        ' "num_attention_heads": 4, "num_hidden_layers": 2, "dropout": 0}'
+    )
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.attention == {"score": "hybrid"}
+    assert config.to_diff_dict()["hidden_size"] == 64
+
+
+def test_a_cache_of_another_batch_is_refused_and_left_as_it_was():
+    model, cache = make_model(), DynamicCache()
+    model(input_ids=tokens(2, 4), cache=cache)
+    with pytest.raises(ValueError, match=r"\(2, 2, 4, 4\).*\(3, 2, 1, 4\)"):
+        model(input_ids=tokens(3, 1), cache=cache)
+    assert cache.get_seq_length() == 4
+
+
 def test_an_unknown_architecture_is_refused():
     with pytest.raises(ValueError, match=r"architecture.*current, paper"):
         make_config(architecture="old")

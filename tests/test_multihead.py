@@ -425,6 +425,14 @@ def test_autocast_runs_the_added_keys_in_its_dtype():
         ),
         ({"key_padding_mask": torch.zeros(2, 5)}, ValueError, r"expected \(2, 7\)"),
         ({"key_padding_mask": torch.zeros(2, 7).byte()}, TypeError, "key_padding_mask"),
+        ({"key_padding_mask": [[True]]}, TypeError, "key_padding_mask is a list"),
+        ({"attn_mask": [[True]]}, TypeError, "attn_mask is a list"),
+        ({"attn_mask": torch.zeros(5, 7).to("meta")}, ValueError, "attn_mask is on meta and"),
+        ({"query": [1.0]}, TypeError, "query is a list: expected a torch.Tensor"),
+        ({"value": None}, TypeError, "value is a NoneType: expected a torch.Tensor"),
+        ({"query": torch.zeros(5, 2, 16).double()}, TypeError, "query is torch.float64 and"),
+        ({"value": torch.zeros(7, 2, 16).half()}, TypeError, "value is torch.float16 and"),
+        ({"is_causal": "no"}, TypeError, "is_causal is 'no': expected True or False"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(arguments, error, message):
@@ -433,6 +441,25 @@ def test_inputs_that_do_not_fit_are_refused(arguments, error, message):
         MultiheadAttention(WIDTH, HEADS)(
             **({"query": query, "key": key, "value": value} | arguments)
         )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"num_heads": 0}, ValueError, "num_heads is 0: expected a whole number"),
+        ({"num_heads": True}, ValueError, "num_heads is True: expected a whole number"),
+        ({"kdim": 0}, ValueError, "width of keys is 0"),
+        ({"dropout": "a"}, TypeError, "dropout is 'a': expected a number"),
+        ({"bias": 1}, TypeError, "bias is 1: expected True or False"),
+        ({"add_bias_kv": "no"}, TypeError, "add_bias_kv is 'no': expected True or False"),
+        ({"add_zero_attn": None}, TypeError, "add_zero_attn is None: expected True or False"),
+        ({"batch_first": "no"}, TypeError, "batch_first is 'no': expected True or False"),
+        ({"score_network": {"foo": 1}}, ValueError, "score_network has foo"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        MultiheadAttention(**({"embed_dim": WIDTH, "num_heads": HEADS} | options))
 
 
 def test_the_signature_begins_like_torchs():

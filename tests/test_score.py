@@ -263,10 +263,28 @@ def test_every_parameter_has_a_gradient():
         ({"hidden": (0,)}, r"hidden\[0\] is 0"),
         ({"num_heads": 6, "num_kv_heads": 4}, "divide"),
         ({"head_dim": 2.5}, "head_dim is 2.5"),
+        ({"num_heads": True}, "num_heads is True"),
+        ({"hidden": ("4",)}, r"hidden\[0\] is '4'"),
+        ({"activation": "leaky_relu:nan"}, "finite number"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
+        ScoreNetwork(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden": 5}, "hidden is 5: expected"),
+        ({"hidden": "44"}, "hidden is '44': expected"),
+        ({"activation": 3}, "activation is 3: expected a name"),
+        ({"share_heads": "no"}, "share_heads is 'no': expected True or False"),
+        ({"zero_output": None}, "zero_output is None: expected True or False"),
+    ],
+)
+def test_settings_of_another_type_are_refused(settings, message):
+    with pytest.raises(TypeError, match=message):
         ScoreNetwork(**settings)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import validation
 from .attention_base import AttentionBase
 from .cache import Cache
 from .folding import fold_layer
@@ -56,6 +57,7 @@ class NeuralAttention(AttentionBase):
 
     Raises:
         ValueError: options that do not go together; the message says what would.
+        TypeError: an option of another type.
 
     Source:
         Scores: DiGiugno & Mahmood 2025, arXiv 2502.17206. Projections: Zhang 2023, arXiv
@@ -148,11 +150,21 @@ class NeuralAttention(AttentionBase):
 
         Raises:
             ValueError: shapes that do not fit, or a cache together with ``key``.
+            TypeError: an input of another dtype than the weights, outside of autocast, or an
+                argument of another type.
         """
         q, positions, keys, values, masks = self._prepare(
-            x, key, value, attn_mask, key_padding_mask, query_offset, cu_seqlens, cache
+            x,
+            key,
+            value,
+            attn_mask,
+            key_padding_mask,
+            is_causal,
+            window,
+            query_offset,
+            cu_seqlens,
+            cache,
         )
-        masks.update(is_causal=is_causal, window=window)
         out = self._attend(q, positions, keys, values, backend=self.backend, **masks)
         return self._merge_heads(out)
 
@@ -176,9 +188,17 @@ class NeuralAttention(AttentionBase):
         are dropped at random.
         """
         q, positions, keys, values, masks = self._prepare(
-            x, key, value, attn_mask, key_padding_mask, query_offset, cu_seqlens, cache
+            x,
+            key,
+            value,
+            attn_mask,
+            key_padding_mask,
+            is_causal,
+            window,
+            query_offset,
+            cu_seqlens,
+            cache,
         )
-        masks.update(is_causal=is_causal, window=window)
         identity = self._identity_values(values)
         return self._attend(q, positions, keys, identity, backend="reference", **masks)
 
@@ -207,11 +227,18 @@ class NeuralAttention(AttentionBase):
         value: Tensor | None,
         attn_mask: Tensor | None,
         key_padding_mask: Tensor | None,
+        is_causal: bool,
+        window: tuple[int | None, int | None] | None,
         query_offset: int | Tensor | None,
         cu_seqlens: Tensor | None,
         cache: Cache | None,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, dict[str, Any]]:
         """Queries, their positions (rotary), all stored keys, all values, and the masks."""
+        if cache is not None and not (hasattr(cache, "length") and hasattr(cache, "update")):
+            raise TypeError(
+                f"cache is a {type(cache).__name__}: expected an object with length and update, "
+                "such as KeyValueCache()."
+            )
         if cache is not None and key is not None:
             raise ValueError(
                 "cache and key are both given: a cache holds the keys of self-attention, to which "
@@ -224,6 +251,12 @@ class NeuralAttention(AttentionBase):
         value = key if value is None else value
         self._check_inputs(x, key, value)
         past = 0 if cache is None else cache.length
+        # Before anything enters the cache: a call that fails leaves it as it was.
+        shape = (x.shape[0], self.num_heads, x.shape[1], past + key.shape[1])
+        validation.check_masks(shape, x, attn_mask, window, query_offset, None, cu_seqlens)
+        validation.check_flag("is_causal", is_causal)
+        if key_padding_mask is not None:
+            attn_mask = _with_padding(attn_mask, key_padding_mask, (shape[0], shape[3]), x)
         q, k, values = self._project(x, key, value)
         query_positions = key_positions = None
         if self.positions == "rotary":
@@ -239,16 +272,17 @@ class NeuralAttention(AttentionBase):
         keys = self._stored_keys(k, key_positions)
         if cache is not None:
             keys, values = cache.update(keys, values)
-        if key_padding_mask is not None:
-            attn_mask = _with_padding(attn_mask, key_padding_mask, (x.shape[0], keys.shape[2]))
         masks = {
             "attn_mask": attn_mask,
+            "is_causal": is_causal,
+            "window": window,
             "query_offset": query_offset,
             "cu_seqlens": cu_seqlens,
         }
         return q, query_positions, keys, values, masks
 
     def _check_inputs(self, x: Tensor, key: Tensor, value: Tensor) -> None:
+        self._check_tensors(x=x, key=key, value=value)
         named = {"x": (x, self.embed_dim), "key": (key, self.key_dim)}
         named["value"] = (value, self.value_dim)
         for name, (tensor, width) in named.items():
@@ -274,9 +308,10 @@ def _positions_in_documents(positions: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 def _with_padding(
-    attn_mask: Tensor | None, key_padding_mask: Tensor, shape: tuple[int, int]
+    attn_mask: Tensor | None, key_padding_mask: Tensor, shape: tuple[int, int], like: Tensor
 ) -> Tensor:
     """One mask, True attends, of an attention mask and a padding mask (True ignores)."""
+    validation.check_tensor("key_padding_mask", key_padding_mask, like)
     if key_padding_mask.dtype != torch.bool:
         raise TypeError(
             f"key_padding_mask is {key_padding_mask.dtype}: expected bool, True where a key is to "
@@ -292,9 +327,4 @@ def _with_padding(
         return keep
     if attn_mask.dtype == torch.bool:
         return attn_mask & keep
-    if not attn_mask.is_floating_point():
-        raise TypeError(
-            f"attn_mask is {attn_mask.dtype}: expected bool (True attends) or a floating dtype "
-            "(added to the scores)."
-        )
     return torch.where(keep, attn_mask, -torch.inf)

@@ -51,14 +51,16 @@ class AttentionBase(nn.Module):
         self.head_dim = _head_dim(embed_dim, num_heads, self.num_kv_heads, head_dim)
         self.key_dim = embed_dim if key_dim is None else key_dim
         self.value_dim = embed_dim if value_dim is None else value_dim
+        validation.check_size("the width of keys", self.key_dim)
+        validation.check_size("the width of values", self.value_dim)
         self.score = layer_options.resolve_score(score)
         self.projections = layer_options.resolve_projections(projection)
         self.positions = layer_options.resolve_positions(score, positions)
         layer_options.check_preserve(init, score, self.projections)
         network_settings = layer_options.score_network_settings(score, score_network, self.head_dim)
         self.init, self.backend = init, backend
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout is {dropout}: expected a probability, 0 <= dropout < 1.")
+        validation.check_probability("dropout", dropout)
+        validation.check_flag("bias", bias)
         self.dropout = dropout
         self._check_backend()
         self.rotary_base = self._rotary_base(rotary_base)
@@ -71,17 +73,7 @@ class AttentionBase(nn.Module):
             "v": (self.value_dim, key_inner),
             "o": (inner, embed_dim),
         }
-        networks = {"mlp", "residual"} & set(self.projections.values())
-        if projection_options and not networks:
-            raise ValueError(
-                f"projection_options {dict(projection_options)} have nothing to act on: no "
-                "projection is 'mlp' or 'residual'."
-            )
-        unknown = sorted(set(projection_options or ()) - {"width_factor", "layer_norm"})
-        if unknown:
-            raise ValueError(
-                f"projection_options has {', '.join(unknown)}: expected width_factor, layer_norm."
-            )
+        options = layer_options.check_projection_options(projection_options, self.projections)
         built = {
             site: build_projection(
                 kind,
@@ -89,7 +81,7 @@ class AttentionBase(nn.Module):
                 sizes[site][1],
                 bias=bias,
                 init=init if kind == "residual" else "random",
-                **(projection_options or {}),
+                **options,
                 **factory,
             )
             for site, kind in self.projections.items()
@@ -141,6 +133,21 @@ class AttentionBase(nn.Module):
         if self.backend != "auto":
             parts.append(f"backend={self.backend!r}")
         return ", ".join(parts)
+
+    def _check_tensors(self, **inputs: Tensor) -> None:
+        """That the inputs of q, k and v are tensors in the dtype of the layer's weights."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        for (name, tensor), projection in zip(inputs.items(), projections, strict=True):
+            validation.check_tensor(name, tensor)
+            dtype, device = _weight_dtype(projection), tensor.device.type
+            # Quantised weights have dtypes of their own and take what they take.
+            if dtype == tensor.dtype or dtype not in validation.DTYPES:
+                continue
+            if device == "meta" or not torch.is_autocast_enabled(device):
+                raise TypeError(
+                    f"{name} is {tensor.dtype} and the layer's weights are {dtype}: convert one of "
+                    "them with .to(dtype), or call the layer under torch.autocast."
+                )
 
     def _project(self, x: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries ``(B, H, Lq, D)``, keys and values ``(B, Hkv, Lk, D)``, in one dtype."""
@@ -227,18 +234,25 @@ class AttentionBase(nn.Module):
             validation.check_backend(self.backend)
 
     def _rotary_base(self, base: float | None) -> float:
-        if self.positions != "rotary":
-            if base is not None:
-                raise ValueError(
-                    f"rotary_base is {base} and positions is {self.positions!r}: leave it out, or "
-                    "use positions='rotary'."
-                )
-        elif self.head_dim % 2:
+        if self.positions != "rotary" and base is not None:
+            raise ValueError(
+                f"rotary_base is {base} and positions is {self.positions!r}: leave it out, or use "
+                "positions='rotary'."
+            )
+        if base is not None:
+            validation.check_positive("rotary_base", base)
+        if self.positions == "rotary" and self.head_dim % 2:
             raise ValueError(
                 f"rotary positions turn pairs of channels and head_dim is {self.head_dim}: use an "
                 "even head_dim or other positions."
             )
         return 10000.0 if base is None else base
+
+
+def _weight_dtype(projection: nn.Module) -> torch.dtype | None:
+    for weight in projection.parameters():
+        return weight.dtype
+    return None
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:
@@ -250,8 +264,7 @@ def _head_dim(embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int |
     if head_dim is not None:
         sizes["head_dim"] = head_dim
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} is {size!r}: expected a whole number of at least 1.")
+        validation.check_size(name, size)
     if num_heads % num_kv_heads:
         raise ValueError(
             f"num_kv_heads is {num_kv_heads} and num_heads {num_heads}: the first must divide the "

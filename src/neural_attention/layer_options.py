@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -9,10 +10,17 @@ from typing import Any
 from .activations import resolve
 from .presets import preset_settings
 from .projection import KINDS
+from .score import ScoreNetwork
 
 SCORES = ("neural", "dot", "hybrid", "additive")
 POSITIONS = ("slopes", "alibi", "rotary", "none")
 SITES = {"q": "queries", "k": "keys", "v": "values", "o": "output"}
+
+# What a layer hands to its score network itself.
+_OF_THE_LAYER = {"head_dim", "num_heads", "num_kv_heads", "zero_output", "device", "dtype"}
+_NETWORK_KEYWORDS = [
+    name for name in inspect.signature(ScoreNetwork).parameters if name not in _OF_THE_LAYER
+]
 
 # Where a kind of projection goes when it is named alone.
 _USUAL_SITES = {"linear": "", "mlp": "qk", "residual": "qk", "karbevski": "q"}
@@ -64,6 +72,7 @@ def resolve_projections(projection: str | Mapping[str, str]) -> dict[str, str]:
 
     Raises:
         ValueError: an unknown kind or site, or ``karbevski`` elsewhere than at q.
+        TypeError: neither a name nor a dict.
 
     >>> resolve_projections("mlp")
     {'q': 'mlp', 'k': 'mlp', 'v': 'linear', 'o': 'linear'}
@@ -74,8 +83,13 @@ def resolve_projections(projection: str | Mapping[str, str]) -> dict[str, str]:
                 f"projection {projection!r} is unknown: expected one of {', '.join(KINDS)}."
             )
         given = dict.fromkeys(_USUAL_SITES[projection], projection)
-    else:
+    elif isinstance(projection, Mapping):
         given = dict(projection)
+    else:
+        raise TypeError(
+            f"projection is {projection!r}: expected a name, one of {', '.join(KINDS)}, or a dict "
+            "from q, k, v and o to names."
+        )
     for site, kind in given.items():
         if site not in SITES:
             raise ValueError(
@@ -91,6 +105,34 @@ def resolve_projections(projection: str | Mapping[str, str]) -> dict[str, str]:
                 f"projection[{site!r}] is 'karbevski': it replaces the query projection alone."
             )
     return {site: given.get(site, "linear") for site in SITES}
+
+
+def check_projection_options(
+    options: Mapping[str, Any] | None, projections: Mapping[str, str]
+) -> dict[str, Any]:
+    """Keywords of the projections that are networks.
+
+    Raises:
+        ValueError: an unknown keyword, a width that is none, or no network to act on.
+        TypeError: not a dict, or a value of another type.
+    """
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise TypeError(
+            f"projection_options is {options!r}: expected a dict with width_factor, layer_norm."
+        )
+    if options and not {"mlp", "residual"} & set(projections.values()):
+        raise ValueError(
+            f"projection_options {dict(options)} have nothing to act on: no projection is 'mlp' or "
+            "'residual'."
+        )
+    unknown = sorted(map(str, options.keys() - {"width_factor", "layer_norm"}))
+    if unknown:
+        raise ValueError(
+            f"projection_options has {', '.join(unknown)}: expected width_factor, layer_norm."
+        )
+    return dict(options)
 
 
 def check_preserve(init: str, score: str, projections: Mapping[str, str]) -> None:
@@ -121,8 +163,9 @@ def score_network_settings(
         head_dim: the layer's.
 
     Raises:
-        ValueError: keywords that the layer sets itself, a network for a dot product, or one that
-            is not additive attention for ``score="additive"``.
+        ValueError: keywords that there are not or that the layer sets itself, a network for a dot
+            product, or one that is not additive attention for ``score="additive"``.
+        TypeError: neither a name nor a dict, or a value of another type.
     """
     if score == "dot":
         if given is not None:
@@ -131,11 +174,22 @@ def score_network_settings(
                 "use score='neural' or 'hybrid'."
             )
         return None
+    if given is not None and not isinstance(given, (str, Mapping)):
+        raise TypeError(
+            f"score_network is {given!r}: expected a preset's name, or a dict of keywords of "
+            "ScoreNetwork."
+        )
     overrides = {"preset": given} if isinstance(given, str) else dict(given or {})
-    own = sorted({"head_dim", "num_heads", "num_kv_heads", "zero_output"} & overrides.keys())
+    own = sorted(_OF_THE_LAYER & overrides.keys())
     if own:
         raise ValueError(
             f"score_network sets {', '.join(own)}, which the layer sets itself: leave it out."
+        )
+    unknown = sorted(map(str, overrides.keys() - {"preset", *_NETWORK_KEYWORDS}))
+    if unknown:
+        raise ValueError(
+            f"score_network has {', '.join(unknown)}: expected preset or keywords of ScoreNetwork, "
+            f"{', '.join(_NETWORK_KEYWORDS)}."
         )
     preset = overrides.pop("preset", "bahdanau" if score == "additive" else None)
     settings = overrides if preset is None else preset_settings(preset, head_dim, overrides)

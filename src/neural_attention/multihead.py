@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import validation
 from .attention_base import AttentionBase
 from .projection import ResidualProjection
 
@@ -51,6 +52,7 @@ class MultiheadAttention(AttentionBase):
 
     Raises:
         ValueError: options that do not go together.
+        TypeError: an option of another type.
 
     Source:
         Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2, with the scores of
@@ -110,6 +112,12 @@ class MultiheadAttention(AttentionBase):
             device=device,
             dtype=dtype,
         )
+        for name, flag in (
+            ("add_bias_kv", add_bias_kv),
+            ("add_zero_attn", add_zero_attn),
+            ("batch_first", batch_first),
+        ):
+            validation.check_flag(name, flag)
         self.kdim, self.vdim = self.key_dim, self.value_dim
         self.batch_first, self.add_zero_attn = batch_first, add_zero_attn
         self.bias_k = self.bias_v = None
@@ -159,8 +167,10 @@ class MultiheadAttention(AttentionBase):
 
         Raises:
             ValueError: shapes that do not fit.
+            TypeError: an input of another dtype than the weights, outside of autocast, or an
+                argument of another type.
         """
-        if query.is_nested:
+        if isinstance(query, Tensor) and query.is_nested:
             return self._forward_nested(
                 query,
                 key,
@@ -171,6 +181,8 @@ class MultiheadAttention(AttentionBase):
                 average_attn_weights,
                 is_causal,
             )
+        self._check_tensors(query=query, key=key, value=value)
+        validation.check_flag("is_causal", is_causal)
         is_batched = query.dim() == 3
         query, key, value = self._batch_first(query, key, value, is_batched)
         q, k, v = self._project(query, key, value)
@@ -312,7 +324,7 @@ class MultiheadAttention(AttentionBase):
         batch, length, key_length = query.shape[0], query.shape[1], key.shape[1]
         masks = []
         if attn_mask is not None:
-            _check_mask_dtype("attn_mask", attn_mask)
+            _check_mask("attn_mask", attn_mask, query)
             allowed = ((length, key_length), (batch * self.num_heads, length, key_length))
             if tuple(attn_mask.shape) not in allowed:
                 raise ValueError(
@@ -323,7 +335,7 @@ class MultiheadAttention(AttentionBase):
                 attn_mask = attn_mask.unflatten(0, (batch, self.num_heads))
             masks.append(attn_mask)
         if key_padding_mask is not None:
-            _check_mask_dtype("key_padding_mask", key_padding_mask)
+            _check_mask("key_padding_mask", key_padding_mask, query)
             expected = (batch, key_length) if is_batched else (key_length,)
             if tuple(key_padding_mask.shape) != expected:
                 raise ValueError(
@@ -363,7 +375,8 @@ class MultiheadAttention(AttentionBase):
                 nn.init.xavier_normal_(bias)
 
 
-def _check_mask_dtype(name: str, mask: Tensor) -> None:
+def _check_mask(name: str, mask: Tensor, like: Tensor) -> None:
+    validation.check_tensor(name, mask, like)
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(
             f"{name} is {mask.dtype}: expected bool (True ignores) or a floating dtype (added to "

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from . import validation
+
 
 def _paper(head_dim: int, bottleneck: int | None) -> dict[str, Any]:
     bottleneck = bottleneck or max(1, head_dim // 32)
@@ -59,13 +61,16 @@ def preset_settings(
     Widths that a preset derives from its bottleneck follow an overridden ``bottleneck``.
 
     Raises:
-        ValueError: no preset has this name.
+        ValueError: no preset has this name, or the bottleneck is no size.
 
     >>> preset_settings("paper", 64)
     {'bottleneck': 2, 'width': 4, 'share_heads': True}
     """
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(
             f"score network preset {name!r} is unknown: expected one of {', '.join(PRESETS)}."
         )
-    return PRESETS[name](head_dim, overrides.get("bottleneck")) | dict(overrides)
+    bottleneck = overrides.get("bottleneck")
+    if bottleneck is not None:
+        validation.check_size("bottleneck", bottleneck)
+    return PRESETS[name](head_dim, bottleneck) | dict(overrides)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import validation
+
 KINDS = ("linear", "mlp", "residual", "karbevski")
 
 
@@ -48,6 +50,7 @@ def build_projection(
     Raises:
         ValueError: an unknown name, a size that does not fit, or ``preserve`` where there is
             nothing to preserve.
+        TypeError: a value of another type.
 
     Source:
         ``mlp``: Zhang 2023, arXiv 2310.11398. ``karbevski``: Karbevski 2026, arXiv 2603.13381.
@@ -69,6 +72,8 @@ def build_projection(
         return nn.Linear(in_features, out_features, bias=bias, **factory)
     if kind == "karbevski":
         return HalfResidualProjection(in_features, out_features, bias=bias, **factory)
+    validation.check_positive("width_factor", width_factor)
+    validation.check_flag("layer_norm", layer_norm)
     hidden = round(width_factor * in_features)
     if hidden < 1:
         raise ValueError(

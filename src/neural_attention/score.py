@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import starting_values
+from . import starting_values, validation
 from .functional import ScoreWeights
 from .headwise import HeadwiseLinear, compose, of_heads, pair_scores
 from .presets import PRESETS, preset_settings
@@ -65,6 +65,7 @@ class ScoreNetwork(nn.Module):
 
     Raises:
         ValueError: a size, name or combination that does not fit.
+        TypeError: a value of another type.
 
     Source:
         DiGiugno & Mahmood 2025, arXiv 2502.17206.
@@ -96,6 +97,10 @@ class ScoreNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.head_dim, self.num_heads, self.width = head_dim, num_heads, width
+        if not isinstance(hidden, Iterable) or isinstance(hidden, str):
+            raise TypeError(
+                f"hidden is {hidden!r}: expected () for one hidden layer, or (C2,) for two."
+            )
         self.hidden_widths = tuple(hidden)
         self.activation, self.share_heads = activation, share_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -344,8 +349,9 @@ class ScoreNetwork(nn.Module):
         for index, size in enumerate(self.hidden_widths):
             sizes[f"hidden[{index}]"] = size
         for name, size in sizes.items():
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} is {size!r}: expected a whole number of at least 1.")
+            validation.check_size(name, size)
+        validation.check_flag("share_heads", self.share_heads)
+        validation.check_flag("zero_output", self.zero_output)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_kv_heads is {self.num_kv_heads} and num_heads {self.num_heads}: the first "

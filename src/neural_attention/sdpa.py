@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from . import validation
 from .masks import Masks
 
 
@@ -45,6 +46,11 @@ def scaled_dot_product(
         ``(B, H, Lq, Dv)``.
     """
     queries, keys = q.shape[2], k.shape[2]
+    validation.check_flag("is_causal", is_causal)
+    shape = (*q.shape[:3], keys)
+    validation.check_masks(shape, q, attn_mask, window, query_offset, None, cu_seqlens)
+    if cu_seqlens is not None:
+        validation.check_cu_seqlens(cu_seqlens, keys)
     sdpa: dict[str, Any] = {"dropout_p": dropout_p, "enable_gqa": q.shape[1] != k.shape[1]}
     needs_order = is_causal and not (queries == 1 and query_offset is None)
     others = (alibi, attn_mask, query_offset, window, cu_seqlens)

@@ -16,7 +16,7 @@ from . import activations, backends
 if TYPE_CHECKING:
     from .functional import ScoreWeights
 
-_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int64, torch.int32)
 _FLAGS = (bool, torch.SymBool)
 _NUMBERS = (float, int, torch.SymFloat, torch.SymInt)
@@ -56,7 +56,7 @@ def check_features(a: Tensor, b: Tensor, v: Tensor, q: Tensor | None, k: Tensor 
             raise ValueError(
                 f"{name} has batch size {shape[0]} and a has {of_a[0]}: they must agree."
             )
-    if dtype not in _DTYPES:
+    if dtype not in DTYPES:
         raise TypeError(f"the inputs are {dtype}: expected float32, bfloat16, float16 or float64.")
     of_b, of_v = b.shape, v.shape
     heads, key_heads = of_a[1], of_b[1]
@@ -184,7 +184,7 @@ def check_masks(
     """
     if attn_mask is not None:
         check_tensor("attn_mask", attn_mask, like)
-        if attn_mask.dtype != torch.bool and attn_mask.dtype not in _DTYPES:
+        if attn_mask.dtype != torch.bool and attn_mask.dtype not in DTYPES:
             raise TypeError(
                 f"attn_mask is {attn_mask.dtype}: expected bool (True attends) or a floating dtype "
                 "(added to the scores)."

@@ -11,6 +11,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from neural_attention.attention import NeuralAttention
+from neural_attention.cache import check_continues
 from neural_attention.models.language_config import NeuralAttentionLMConfig
 
 
@@ -27,6 +28,9 @@ class LayerCache:
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put keys and values behind those stored, and return all of both."""
+        if self.length:
+            layer = self.cache.layers[self.layer]
+            check_continues((layer.keys, layer.values), (keys, values))
         return self.cache.update(keys, values, self.layer)
 
 

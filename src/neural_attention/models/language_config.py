@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 try:
     from transformers import PretrainedConfig
@@ -13,7 +17,16 @@ except ImportError as error:
         'the language model needs transformers 5: pip install "neural-attention[compare]"'
     ) from error
 
+from neural_attention import validation
+from neural_attention.attention import NeuralAttention
+
 ARCHITECTURES = ("current", "paper")
+
+# What the model hands to its layers itself.
+_OF_THE_MODEL = {"embed_dim", "num_heads", "device", "dtype"}
+_ATTENTION_KEYWORDS = [
+    name for name in inspect.signature(NeuralAttention).parameters if name not in _OF_THE_MODEL
+]
 
 # transformers 5.2x calls the cache `cache`, earlier releases `past_key_values`.
 CACHE_FIELD = (
@@ -47,8 +60,9 @@ class NeuralAttentionLMConfig(PretrainedConfig):  # type: ignore[misc]
         use_cache: whether generation keeps keys and values.
 
     Raises:
-        ValueError: an unknown architecture, a layer that is not there, or heads that do not divide
-            the width.
+        ValueError: an unknown architecture, a layer that is not there, heads that do not divide
+            the width, or an attention that :class:`neural_attention.NeuralAttention` refuses.
+        TypeError: a value of another type.
 
     >>> NeuralAttentionLMConfig(num_hidden_layers=2, attention_layers="first").arm_layers
     (0,)
@@ -81,6 +95,16 @@ class NeuralAttentionLMConfig(PretrainedConfig):  # type: ignore[misc]
             raise ValueError(
                 f"architecture is {architecture!r}: it must be one of {', '.join(ARCHITECTURES)}."
             )
+        for name, size in {
+            "vocab_size": vocab_size,
+            "hidden_size": hidden_size,
+            "intermediate_size": intermediate_size,
+            "num_hidden_layers": num_hidden_layers,
+            "num_attention_heads": num_attention_heads,
+        }.items():
+            validation.check_size(name, size)
+        if dropout is not None:
+            validation.check_probability("dropout", dropout)
         is_paper = architecture == "paper"
         self.architecture = architecture
         self.vocab_size = vocab_size
@@ -90,7 +114,17 @@ class NeuralAttentionLMConfig(PretrainedConfig):  # type: ignore[misc]
         self.num_attention_heads = num_attention_heads
         self.num_key_value_heads = num_key_value_heads
         self.head_dim = head_dim
+        if attention is not None and not isinstance(attention, Mapping):
+            raise TypeError(
+                f"attention is {attention!r}: expected a dict of keywords of NeuralAttention, such "
+                'as {"score": "neural"}.'
+            )
         self.attention = dict(attention) if attention is not None else {"score": "dot"}
+        if not isinstance(attention_layers, (str, Sequence)):
+            raise TypeError(
+                f"attention_layers is {attention_layers!r}: expected 'all', 'first' or a list of "
+                "layer numbers."
+            )
         self.attention_layers = (
             attention_layers if isinstance(attention_layers, str) else list(attention_layers)
         )
@@ -106,7 +140,7 @@ class NeuralAttentionLMConfig(PretrainedConfig):  # type: ignore[misc]
                 f"hidden_size {hidden_size} is not a multiple of num_attention_heads "
                 f"{num_attention_heads}: change one of them or give head_dim."
             )
-        _ = self.arm_layers
+        self._check_attention()
         super().__init__(
             tie_word_embeddings=self.tie_word_embeddings,
             bos_token_id=bos_token_id,
@@ -126,6 +160,9 @@ class NeuralAttentionLMConfig(PretrainedConfig):  # type: ignore[misc]
                     f"attention_layers is {layers!r}: 'all', 'first' or a list is needed."
                 )
             return tuple(named[layers])
+        for layer in layers:
+            if isinstance(layer, bool) or not isinstance(layer, int):
+                raise TypeError(f"attention_layers has {layer!r}: expected numbers of layers.")
         outside = [layer for layer in layers if not 0 <= layer < self.num_hidden_layers]
         if outside:
             raise ValueError(
@@ -146,3 +183,21 @@ class NeuralAttentionLMConfig(PretrainedConfig):  # type: ignore[misc]
             "bias": False,
             **keywords,
         }
+
+    def _check_attention(self) -> None:
+        """Build each kind of attention layer once, without its weights: it knows what it takes."""
+        unknown = sorted(map(str, self.attention.keys() - set(_ATTENTION_KEYWORDS)))
+        if unknown:
+            raise ValueError(
+                f"attention has {', '.join(unknown)}: expected keywords of NeuralAttention, "
+                f"{', '.join(_ATTENTION_KEYWORDS)}."
+            )
+        arms = self.arm_layers
+        others = [layer for layer in range(self.num_hidden_layers) if layer not in arms]
+        with warnings.catch_warnings(), torch.device("meta"):
+            # The model warns, when it is built.
+            warnings.simplefilter("ignore")
+            for layer in (*arms[:1], *others[:1]):
+                NeuralAttention(
+                    self.hidden_size, self.num_attention_heads, **self.attention_of_layer(layer)
+                )
