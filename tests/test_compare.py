@@ -228,8 +228,9 @@ def test_one_seed_has_no_interval_and_no_pairs_are_refused():
         paired_ratio([1.0], [])
 
 
-def scored(perplexity, ratio=None):
+def scored(perplexity, ratio=None, is_plain=False):
     return {
+        "is_plain": is_plain,
         "test_perplexity": perplexity,
         "validation_perplexity": perplexity,
         "parameters": 5e5,
@@ -248,11 +249,66 @@ def scored(perplexity, ratio=None):
 )
 def test_the_sentence_claims_no_more_than_the_numbers(losses, says, never):
     ratio = paired_ratio(losses, [3.0] * len(losses))
-    arms = {"dot": scored(20.0), "neural": scored(20.0 * ratio.ratio, ratio)}
+    arms = {"dot": scored(20.0, is_plain=True), "neural": scored(20.0 * ratio.ratio, ratio)}
     sentence = statement(arms, "dot", 100)
     assert says in sentence
     assert never not in sentence
     assert sentence.count(". ") == 0
+
+
+@pytest.mark.parametrize(
+    ("seeds", "says"),
+    [
+        (
+            1,
+            "With one seed, the test perplexity of dot is 1.105 times that of dot+alibi, and that "
+            "of neural is 1.350 times that of dot+alibi: hints at this size (0.5 M parameters and "
+            "100 steps), not results; they do not show",
+        ),
+        (
+            3,
+            "The test perplexity of dot is 1.105 times that of dot+alibi (3 seeds, 95% interval "
+            "0.862 to 1.417), so these seeds do not tell the two apart, and that of neural is "
+            "1.350 times that of dot+alibi (3 seeds, 95% interval 1.317 to 1.384), so neural is "
+            "worse; this is so at this size",
+        ),
+    ],
+)
+def test_the_sentence_names_the_best_score_network_where_dot_products_are_ahead(seeds, says):
+    dot = paired_ratio([3.1, 3.2, 3.0][:seeds], [3.0] * seeds)
+    neural = paired_ratio([3.3, 3.31, 3.29][:seeds], [3.0] * seeds)
+    arms = {
+        "dot+alibi": scored(20.0, is_plain=True),
+        "dot": scored(21.0, dot, is_plain=True),
+        "neural": scored(26.0, neural),
+        "additive": scored(30.0, neural),
+    }
+    sentence = statement(arms, "dot+alibi", 100)
+    assert sentence.startswith(says)
+    assert "additive" not in sentence
+    assert sentence.count(". ") == 0
+
+
+def test_the_sentence_does_not_hide_a_score_network_without_a_result():
+    ratio = paired_ratio([3.1], [3.0])
+    arms = {
+        "dot+alibi": scored(20.0, is_plain=True),
+        "dot": scored(21.0, ratio, is_plain=True),
+        "neural": scored(None),
+    }
+    assert statement(arms, "dot+alibi", 1).endswith(
+        "(--seeds 3 tells the first); neural gave no result."
+    )
+    assert "and 1 step)" in statement(arms, "dot+alibi", 1)
+
+
+def test_an_arm_with_fewer_seeds_is_not_said_to_have_an_interval():
+    arms = {
+        "dot": scored(20.0, is_plain=True),
+        "dot+alibi": scored(18.0, paired_ratio([2.9, 2.91], [3.0, 3.0]), is_plain=True),
+        "neural": scored(19.0, paired_ratio([2.95], [3.0])),
+    }
+    assert "neural is 0.951 times that of dot (one seed: a hint" in statement(arms, "dot", 9)
 
 
 def test_the_sentence_says_so_when_nothing_can_be_compared():

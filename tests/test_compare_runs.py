@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from neural_attention.compare import compare_language_models
+from neural_attention.compare.curves import draw_curves
 from neural_attention.compare.processes import JobFailed, JobMistake, Workers
 
 from .small_comparisons import spec_content
@@ -109,9 +110,22 @@ def test_the_test_part_is_read_for_chosen_runs_alone(comparison):
         assert all(f"_lr{arm['learning_rate']:g}_" in run for run in mine)
 
 
-def test_curves_are_drawn(comparison):
-    _, folder, _ = comparison
+def test_curves_are_drawn_and_say_what_they_are_of(comparison, tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    summary, folder, _ = comparison
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda f, *a, **k: (drawn.append(f), save(f, *a, **k)))
+    # Neither mathematics nor letters that the font lacks stop the drawing.
+    source = {**summary["data"], "source": "$_{ \u6587 a file of a long path" + "/folder" * 40}
+    draw_curves({**summary, "data": source}, tmp_path / "curves.png")
+    (axes,) = drawn[0].axes
+    assert "first 256 tokens, windows of 32, no overlap" in axes.get_ylabel()
+    trained = f"M parameters, {summary['data']['counts']['train']:,} training tokens of $_{{"
+    assert trained in axes.get_title().replace("\n", " ")
+    assert "first 256 tokens" in summary["protocol"]["curves"]
 
 
 def test_a_second_call_trains_nothing_and_says_the_same(comparison):
@@ -131,6 +145,10 @@ def test_a_finished_run_whose_result_is_damaged_is_done_again_with_the_same_numb
     assert (run / "result.json.unreadable").is_file()
     for name in ("validation_perplexity", "test_perplexity"):
         assert again["arms"]["neural"][name] == summary["arms"]["neural"][name]
+    # Its speed is of another moment than the others'.
+    assert len(again["protocol"]["speed_measured_by_commands_of"]) == 2
+    assert any("measured by 2 commands" in note for note in again["notes"])
+    assert not any("commands" in note for note in summary["notes"])
 
 
 def command(folder: Path, *more: str) -> list[str]:
@@ -195,6 +213,8 @@ def test_a_killed_run_goes_on_where_it_stopped_and_ends_with_the_same_numbers(tm
     assert second.returncode == 0, second.stderr
     assert "checkpoint-398 was incomplete or damaged" in second.stderr
     subprocess.run(command(whole, *options), env=environment, check=True, capture_output=True)
+    summary = json.loads((killed / "result.json").read_text())
+    assert any("its speed is of more than one moment" in note for note in summary["notes"])
     resumed, straight = numbers_of(killed), numbers_of(whole)
     assert resumed.pop("from") is not None
     assert straight.pop("from") is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -69,6 +69,11 @@ class Arm:
         elif self.network:
             keywords["score_network"] = dict(self.network)
         return keywords
+
+
+def is_plain_dot_product(attention: Mapping[str, Any]) -> bool:
+    """Whether the keywords of an attention are those of a dot product with linear projections."""
+    return attention["score"] == "dot" and attention["projection"] == "linear"
 
 
 def parse_arm(text: str) -> Arm:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from neural_attention.tasks.wording import counted
+
 
 def resolve_device(name: str) -> str:
     """The device a name stands for, after trying that it is there.
@@ -34,7 +36,7 @@ def resolve_device(name: str) -> str:
             raise ValueError(f"device {name!r}: torch finds no CUDA GPU here. Use cpu or auto.")
         index, count = int(name.partition(":")[2] or 0), torch.cuda.device_count()
         if index >= count:
-            raise ValueError(f"device {name!r}: there are {count} GPUs, numbered from 0.")
+            raise ValueError(f"device {name!r}: {counted(count, 'GPU')} here, numbered from 0.")
         return name
     raise ValueError(f"unknown device {name!r}; known are auto, cpu, cuda, cuda:N and mps.")
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from neural_attention.tasks.wording import counted
+
 
 @dataclass(frozen=True)
 class PairedRatio:
@@ -64,37 +66,59 @@ def paired_ratio(losses: Sequence[float], reference: Sequence[float]) -> PairedR
 def statement(arms: dict[str, dict[str, Any]], reference: str, steps: int) -> str:
     """One sentence on what a comparison shows, made from its numbers.
 
+    It is about the arm that validates best among those that are not the reference, and, where that
+    is a plain dot product, about the best of the others too.
+
     Args:
-        arms: by name, each with ``validation_perplexity``, ``test_perplexity``, ``parameters`` and
-            ``against_reference`` (a :class:`PairedRatio`, None for the reference); arms without a
-            result are left out. The sentence is about the one that validates best.
+        arms: by name, each with ``validation_perplexity``, ``test_perplexity``, ``parameters``,
+            ``is_plain`` (a dot product with linear projections) and ``against_reference`` (a
+            :class:`PairedRatio`; None for the reference and for arms without a result).
         reference: name of the arm the others are paired with.
         steps: training steps of a run.
     """
     scored = {name: arm for name, arm in arms.items() if arm["test_perplexity"] is not None}
     if not scored:
         return "No arm has a result, so this shows nothing."
-    others = [name for name, arm in scored.items() if arm["against_reference"] is not None]
-    if not others:
+    paired = {name: arm for name, arm in scored.items() if arm["against_reference"] is not None}
+    if not paired:
         return f"Only {', '.join(scored)} can be scored, so this compares nothing."
-    shown = min(others, key=lambda name: scored[name]["validation_perplexity"])
-    ratio: PairedRatio = scored[shown]["against_reference"]
-    times = f"{ratio.ratio:.3f} times that of {reference}"
-    size = f"{scored[reference]['parameters'] / 1e6:.2g} M parameters and {steps:,} steps"
-    if ratio.seeds == 1:
+
+    def best(names: list[str]) -> list[str]:
+        return sorted(names, key=lambda name: scored[name]["validation_perplexity"])[:1]
+
+    others = best([name for name, arm in paired.items() if not arm["is_plain"]])
+    shown = list(dict.fromkeys([*best(list(paired)), *others]))
+    ratios = {name: paired[name]["against_reference"] for name in shown}
+    size = f"{scored[reference]['parameters'] / 1e6:.2g} M parameters and {counted(steps, 'step')}"
+    lost = [name for name, arm in arms.items() if not arm["is_plain"] and name not in scored]
+    loss = f"; {' and '.join(lost)} gave no result" if lost and not others else ""
+    if all(ratio.seeds == 1 for ratio in ratios.values()):
+        told = [_share(name, ratio, reference) for name, ratio in ratios.items()]
+        a_hint = "a hint" if len(told) == 1 else "hints"
+        result, it_does = ("a result", "it does") if len(told) == 1 else ("results", "they do")
         return (
-            f"With one seed, the test perplexity of {shown} is {times}: a hint at this size "
-            f"({size}), not a result; it does not show whether another seed, a larger model or "
-            "another text agrees (--seeds 3 tells the first)."
+            f"With one seed, the test perplexity of {', and that of '.join(told)}: {a_hint} at "
+            f"this size ({size}), not {result}; {it_does} not show whether another seed, a larger "
+            f"model or another text agrees (--seeds 3 tells the first){loss}."
         )
-    interval = f"{ratio.seeds} seeds, 95% interval {ratio.low:.3f} to {ratio.high:.3f}"
-    if ratio.is_told_apart:
-        direction = "better" if ratio.ratio < 1 else "worse"
-        return (
-            f"The test perplexity of {shown} is {times} ({interval}), so {shown} is {direction} at "
-            f"this size ({size}) and on this text; it does not show what larger models do."
-        )
+    told = [
+        f"{_share(name, ratio, reference)} {_verdict(name, ratio)}"
+        for name, ratio in ratios.items()
+    ]
     return (
-        f"The test perplexity of {shown} is {times} ({interval}): these seeds do not tell the two "
-        f"apart at this size ({size}), and it does not show what larger models do."
+        f"The test perplexity of {', and that of '.join(told)}; this is so at this size ({size}) "
+        f"and on this text, and does not show what larger models do{loss}."
     )
+
+
+def _share(name: str, ratio: PairedRatio, reference: str) -> str:
+    return f"{name} is {ratio.ratio:.3f} times that of {reference}"
+
+
+def _verdict(name: str, ratio: PairedRatio) -> str:
+    if ratio.seeds == 1:
+        return "(one seed: a hint, not a result)"
+    interval = f"({ratio.seeds} seeds, 95% interval {ratio.low:.3f} to {ratio.high:.3f})"
+    if ratio.is_told_apart:
+        return f"{interval}, so {name} is {'better' if ratio.ratio < 1 else 'worse'}"
+    return f"{interval}, so these seeds do not tell the two apart"

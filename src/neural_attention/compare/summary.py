@@ -9,9 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from neural_attention.compare.arms import is_plain_dot_product
 from neural_attention.compare.presets import LanguagePreset
 from neural_attention.compare.runs import FORMAT, RunSpec
 from neural_attention.compare.statistics import paired_ratio, statement
+from neural_attention.tasks.wording import counted
 
 MOST_PASSES = 10
 
@@ -59,12 +61,20 @@ def summarise(
         + sum(max(0, len(results) - 1) for results in final.values()),
         "reference": reference,
         "arms": arms,
-        "protocol": _protocol(preset, specs, sweeps, final, root),
+        "protocol": _protocol(preset, specs, sweeps, final, timings, root),
         "notes": notes
-        + _notes(preset, arms, sweeps, final, failures, first.tokens["counts"]["train"]),
+        + _notes(preset, arms, sweeps, final, failures, first.tokens["counts"]["train"])
+        + _speed_notes(final, timings),
         "failures": failures,
         "statement": statement(
-            {name: {**arm, "against_reference": ratios.get(name)} for name, arm in arms.items()},
+            {
+                name: {
+                    **arm,
+                    "is_plain": is_plain_dot_product(arm["attention"]),
+                    "against_reference": ratios.get(name),
+                }
+                for name, arm in arms.items()
+            },
             reference,
             preset.steps,
         ),
@@ -81,11 +91,7 @@ def _reference(specs: dict[str, RunSpec], final: dict[str, list[dict[str, Any]]]
     def validation_loss(name: str) -> float:
         return _mean([result["validation"]["loss"] for result in final[name]]) or math.inf
 
-    plain = [
-        name
-        for name, spec in specs.items()
-        if spec.attention["score"] == "dot" and spec.attention["projection"] == "linear"
-    ]
+    plain = [name for name, spec in specs.items() if is_plain_dot_product(spec.attention)]
     return min(plain or specs, key=validation_loss)
 
 
@@ -148,8 +154,11 @@ def _protocol(
     specs: dict[str, RunSpec],
     sweeps: dict[str, list[dict[str, Any]]],
     final: dict[str, list[dict[str, Any]]],
+    timings: dict[str, dict[str, Any] | None],
     root: Path,
 ) -> dict[str, Any]:
+    counts = next(iter(specs.values())).tokens["counts"]
+    curve_tokens = min(preset.curve_tokens, counts["validation"])
     orders: dict[int, set[str]] = {}
     for result in [r for runs in (*sweeps.values(), *final.values()) for r in runs]:
         orders.setdefault(result["seed"], set()).add(result["data_order_sha256"])
@@ -163,7 +172,7 @@ def _protocol(
         },
         "schedule": (
             f"AdamW, weight decay {preset.weight_decay} on matrices, betas {preset.betas}, "
-            f"{preset.warmup_steps} steps of warm-up, then a cosine to zero at step "
+            f"{counted(preset.warmup_steps, 'step')} of warm-up, then a cosine to zero at step "
             f"{preset.steps}, gradient norm at most {preset.max_grad_norm}"
         ),
         "learning_rates_tried": {name: list(preset.learning_rates) for name in specs},
@@ -171,6 +180,11 @@ def _protocol(
         "evaluation": (
             f"windows of {preset.length} tokens moved by {preset.stride}, each token scored once"
         ),
+        "curves": (
+            f"validation loss over the first {counted(curve_tokens, 'token')} of that part, "
+            f"in windows of {preset.length} without overlap"
+        ),
+        "speed_measured_by_commands_of": _moments(final, timings),
         "test_was_read_for": sorted(
             path.parent.name for path in (root / "runs").glob("*/test.json")
         ),
@@ -210,6 +224,31 @@ def _notes(
                 f"the best learning rate of {name} is at the edge of the sweep: "
                 f"--learning-rates may be widened {'downwards' if rate == rates[0] else 'upwards'}."
             )
+    return notes
+
+
+def _moments(
+    final: dict[str, list[dict[str, Any]]], timings: dict[str, dict[str, Any] | None]
+) -> list[str]:
+    """When the commands began that measured the speeds of the table."""
+    measured = [result for results in final.values() for result in results]
+    measured += [timing for timing in timings.values() if timing is not None]
+    return sorted({one["command_started"] for one in measured})
+
+
+def _speed_notes(
+    final: dict[str, list[dict[str, Any]]], timings: dict[str, dict[str, Any] | None]
+) -> list[str]:
+    moments = _moments(final, timings)
+    notes = []
+    if len(moments) > 1:
+        first, last = (moment[:16].replace("T", " ") for moment in (moments[0], moments[-1]))
+        notes.append(
+            f"the speeds were measured by {len(moments)} commands, begun from {first} to {last} "
+            "(UTC), and the machine may have been busier at one time than at another."
+        )
+    if any(result["resumed_from"] for results in final.values() for result in results):
+        notes.append("a run was interrupted and resumed: its speed is of more than one moment.")
     return notes
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import IO, Any
 
+from neural_attention.tasks.wording import counted
+
 WIDTH = 80
 
 
@@ -55,7 +57,7 @@ def print_summary(summary: dict[str, Any], file: IO[str], *, is_terminal: bool) 
     console.print(table)
     seeds, runs = summary["seeds"], summary["runs"]
     console.print(
-        f"\nMean of {seeds} seed{'s' if seeds > 1 else ''}; {runs} runs; "
+        f"\nMean of {counted(seeds, 'seed')}; {counted(runs, 'run')}; "
         f"data: {summary['data']['source']}; device: {summary['device']}.",
         style="dim" if is_terminal else None,
         markup=False,

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from neural_attention.tasks.wording import counted
+
 
 @dataclass(frozen=True)
 class Score:
@@ -142,7 +144,7 @@ class TrainingBlocks(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     def __init__(self, tokens: np.ndarray, length: int, samples: int, seed: int) -> None:
         if len(tokens) < length + 1:
             raise ValueError(
-                f"the training text has {len(tokens):,} tokens and one sequence needs "
+                f"the training text has {counted(len(tokens), 'token')} and one sequence needs "
                 f"{length + 1:,}: give a longer text or shorter sequences."
             )
         self.tokens, self.length = tokens, length

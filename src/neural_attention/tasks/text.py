@@ -87,8 +87,8 @@ def overlaps(text: TextSplits) -> list[str]:
         else:
             continue
         told.append(
-            f"the {held_out} part {how} the {words.get(seen, seen)} part: scores on it do not show what a model "
-            "makes of a new text."
+            f"the {held_out} part {how} the {words.get(seen, seen)} part: scores on it do not show "
+            "what a model makes of a new text."
         )
     return told
 
@@ -124,7 +124,8 @@ def load_text(source: str | None = None) -> TextSplits:
 
     Raises:
         FileNotFoundError: there is no such file, folder or data set.
-        ValueError: an empty name, an empty text or one that is not UTF-8, or a hub set without a column of text.
+        ValueError: an empty name, an empty text or one that is not UTF-8, or a hub set without a
+            column of text.
         ConnectionError: a hub name without a network and without a copy on this machine.
         ImportError: a hub name without the ``datasets`` package.
 
