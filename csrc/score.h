@@ -181,6 +181,8 @@ struct Network {
   static constexpr int kVectors = 1;
   static constexpr bool kSeparate = false;  // backward follows each vector, from the cache
   static constexpr bool kHinge = false;
+  // First-layer units that share each load on the way back: as many as the registers hold.
+  static constexpr int kUnits = kVectorBytes == 64 ? 2 : 1;
   static const float* curve() { return curve_of<Activation>(0); }
 
   static void prepare_keys(const Tile&, i64) {}
@@ -212,20 +214,9 @@ struct Network {
       }
     }
     if (!TWO_LAYERS) return;
-    for (i64 e = 0; e < t.second; ++e) {
-      f32v z[R];
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) z[r] = splat(t.head.c2[e]);
-      for (i64 c = 0; c < t.channels; ++c) {
-        const f32v w = splat(t.head.w2[e * t.channels + c]);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) z[r] += w * load(slot(t, c, 0) + r * W);
-      }
-      activate<KEEP>(t, t.channels + e, z);
-      const f32v w = splat(t.head.w[e]);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) s[r][0] += w * z[r];
-    }
+    i64 e = 0;
+    for (; e + 2 <= t.second; e += 2) second_units<2, KEEP>(t, e, s);
+    for (; e < t.second; ++e) second_units<1, KEEP>(t, e, s);
   }
 
   // One vector of keys, [begin, begin + W), which `scores` has just left in the cache.
@@ -235,43 +226,9 @@ struct Network {
 #pragma GCC unroll 4
     for (int r = 0; r < kGroup; ++r) grad[r] = load(ds + r * t.ld + begin);
     if (TWO_LAYERS) second_layer<MASKED>(t, grad);
-    for (i64 c = 0; c < t.channels; ++c) {
-      f32v y[kGroup], flow[kGroup];
-#pragma GCC unroll 4
-      for (int r = 0; r < kGroup; ++r) {
-        y[r] = guarded<MASKED>(grad[r], load(slot(t, c, 0) + r * W));
-        flow[r] = grad[r];
-      }
-      if (TWO_LAYERS) {
-#pragma GCC unroll 4
-        for (int r = 0; r < kGroup; ++r) flow[r] = f32v{};
-        for (i64 e = 0; e < t.second; ++e) {
-          const f32v w = splat(t.head.w2[e * t.channels + c]);
-          f32v sum = load(t.grad_w2 + (e * t.channels + c) * W);
-#pragma GCC unroll 4
-          for (int r = 0; r < kGroup; ++r) {
-            const f32v inner = load(inner_gradient(t, e) + r * W);
-            flow[r] += w * inner;
-            sum += inner * y[r];
-          }
-          store(t.grad_w2 + (e * t.channels + c) * W, sum);
-        }
-      } else {
-        f32v sum = load(t.grad_w + c * W);
-#pragma GCC unroll 4
-        for (int r = 0; r < kGroup; ++r) sum += grad[r] * y[r];
-        store(t.grad_w + c * W, sum);
-      }
-      f32v key = load(t.grad_b + c * t.ld + begin);
-#pragma GCC unroll 4
-      for (int r = 0; r < kGroup; ++r) {
-        const f32v slope = guarded<MASKED>(grad[r], load(slot(t, c, 1) + r * W));
-        float* lane = t.lanes + (c * kGroup + r) * W;
-        store(lane, load(lane) + flow[r] * slope);
-        key += flow[r] * slope;
-      }
-      store(t.grad_b + c * t.ld + begin, key);
-    }
+    i64 c = 0;
+    for (; c + kUnits <= t.channels; c += kUnits) first_units<kUnits, MASKED>(t, c, begin, grad);
+    for (; c < t.channels; ++c) first_units<1, MASKED>(t, c, begin, grad);
   }
 
  private:
@@ -300,6 +257,80 @@ struct Network {
     for (int r = 0; r < kGroup; ++r) {
       if (KEEP || TWO_LAYERS) store(slot(t, unit, 0) + r * W, u[r]);
       if (KEEP) store(slot(t, unit, 1) + r * W, slope[r]);
+    }
+  }
+
+  // Units [e, e + N) of the second layer, from the first layer's values in the cache.
+  template <int N, bool KEEP>
+  static NA_INLINE void second_units(const Tile& t, i64 e, f32v (&s)[kGroup][1]) {
+    f32v z[N][kGroup];
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kGroup; ++r) z[n][r] = splat(t.head.c2[e + n]);
+    }
+    for (i64 c = 0; c < t.channels; ++c) {
+      f32v y[kGroup];
+#pragma GCC unroll 4
+      for (int r = 0; r < kGroup; ++r) y[r] = load(slot(t, c, 0) + r * W);
+#pragma GCC unroll 2
+      for (int n = 0; n < N; ++n) {
+        const f32v w = splat(t.head.w2[(e + n) * t.channels + c]);
+#pragma GCC unroll 4
+        for (int r = 0; r < kGroup; ++r) z[n][r] += w * y[r];
+      }
+    }
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n) {
+      activate<KEEP>(t, t.channels + e + n, z[n]);
+      const f32v w = splat(t.head.w[e + n]);
+#pragma GCC unroll 4
+      for (int r = 0; r < kGroup; ++r) s[r][0] += w * z[n][r];
+    }
+  }
+
+  // The way back through units [c, c + N) of the first layer.
+  template <int N, bool MASKED>
+  static NA_INLINE void first_units(const Tile& t, i64 c, i64 begin, const f32v (&grad)[kGroup]) {
+    f32v y[N][kGroup], flow[N][kGroup];
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kGroup; ++r) {
+        y[n][r] = guarded<MASKED>(grad[r], load(slot(t, c + n, 0) + r * W));
+        flow[n][r] = TWO_LAYERS ? f32v{} : grad[r];
+      }
+    }
+    for (i64 e = 0; e < (TWO_LAYERS ? t.second : 1); ++e) {
+      f32v inner[kGroup];
+#pragma GCC unroll 4
+      for (int r = 0; r < kGroup; ++r) {
+        inner[r] = TWO_LAYERS ? load(inner_gradient(t, e) + r * W) : grad[r];
+      }
+#pragma GCC unroll 2
+      for (int n = 0; n < N; ++n) {
+        float* target =
+            TWO_LAYERS ? t.grad_w2 + (e * t.channels + c + n) * W : t.grad_w + (c + n) * W;
+        f32v sum = load(target);
+#pragma GCC unroll 4
+        for (int r = 0; r < kGroup; ++r) {
+          if (TWO_LAYERS) flow[n][r] += splat(t.head.w2[e * t.channels + c + n]) * inner[r];
+          sum += inner[r] * y[n][r];
+        }
+        store(target, sum);
+      }
+    }
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n) {
+      f32v key = load(t.grad_b + (c + n) * t.ld + begin);
+#pragma GCC unroll 4
+      for (int r = 0; r < kGroup; ++r) {
+        const f32v slope = guarded<MASKED>(grad[r], load(slot(t, c + n, 1) + r * W));
+        float* lane = t.lanes + ((c + n) * kGroup + r) * W;
+        store(lane, load(lane) + flow[n][r] * slope);
+        key += flow[n][r] * slope;
+      }
+      store(t.grad_b + (c + n) * t.ld + begin, key);
     }
   }
 

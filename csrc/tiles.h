@@ -182,6 +182,7 @@ template <class Worker, class Body>
 inline i64 run_tasks(const NaCall& c, i64 tasks, Body body) {
   i64 next = 0, status = NA_OK;
   auto work = [&] {
+    const DenormalsAreZero guard;
     Worker worker(c);
     if (worker.failed()) {
       __atomic_store_n(&status, NA_OUT_OF_MEMORY, __ATOMIC_RELAXED);

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_gradtrackingtensor
+from torch._C._functorch import is_gradtrackingtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from . import ops, validation
@@ -148,7 +147,7 @@ def neural_attention(
     seed = None
     if dropout_p:
         seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=v.device)
-    out, lse = ops.attention(
+    out, lse = ops.attend(
         a,
         b,
         v,
@@ -182,35 +181,42 @@ def _scale(scale: float | None, q: Tensor | None) -> float:
     return 1.0 if q is None else 1.0 / math.sqrt(q.shape[-1])
 
 
-def _autocast(*tensors: Any) -> Iterator[Any]:
+def _autocast(*tensors: Any) -> tuple[Any, ...]:
     """What autocast does to the operands of a matrix product; float64 keeps its precision."""
-    for tensor in tensors:
-        if isinstance(tensor, Tensor) and tensor.dtype in _AUTOCAST_DTYPES:
-            device = tensor.device.type
-            # meta carries shapes alone and raises when asked about autocast.
-            if device != "meta" and torch.is_autocast_enabled(device):
-                tensor = tensor.to(torch.get_autocast_dtype(device))
-        yield tensor
+    device = tensors[0].device.type if isinstance(tensors[0], Tensor) else "meta"
+    # meta carries shapes alone and raises when asked about autocast.
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(
+        tensor.to(dtype)
+        if isinstance(tensor, Tensor) and tensor.dtype in _AUTOCAST_DTYPES
+        else tensor
+        for tensor in tensors
+    )
 
 
 def _refuse_unsupported_transforms(*tensors: Tensor | None) -> None:
     if torch.compiler.is_compiling():
         return
-    if torch.onnx.is_in_onnx_export():
+    if torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export():
         raise RuntimeError(
             "neural_attention cannot be exported to ONNX, which has no such operator: use "
             "torch.export."
         )
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        if forward_ad.unpack_dual(tensor).tangent is not None:
-            raise RuntimeError(
-                "neural_attention has no forward-mode derivatives: use reverse mode "
-                "(torch.autograd.grad)."
-            )
-        if is_gradtrackingtensor(tensor):
-            raise RuntimeError(
-                "neural_attention does not support the transforms of torch.func, which torch does "
-                "not offer to operators from outside: use torch.autograd.grad."
-            )
+    # Each of these is asked for only where a transform is under way at all.
+    if forward_ad._current_level >= 0 and any(
+        tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None
+        for tensor in tensors
+    ):
+        raise RuntimeError(
+            "neural_attention has no forward-mode derivatives: use reverse mode "
+            "(torch.autograd.grad)."
+        )
+    if peek_interpreter_stack() is not None and any(
+        tensor is not None and is_gradtrackingtensor(tensor) for tensor in tensors
+    ):
+        raise RuntimeError(
+            "neural_attention does not support the transforms of torch.func, which torch does "
+            "not offer to operators from outside: use torch.autograd.grad."
+        )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Masks:
     """All masks of one call; boolean ones compose by AND, additive ones add.
 
@@ -43,8 +43,8 @@ class Masks:
     def __post_init__(self) -> None:
         left, right = self.window
         causal_right = 0 if self.is_causal else math.inf
-        object.__setattr__(self, "_left", math.inf if left is None else left)
-        object.__setattr__(self, "_right", min(math.inf if right is None else right, causal_right))
+        self._left = math.inf if left is None else left
+        self._right = min(math.inf if right is None else right, causal_right)
 
     def relative_positions(
         self, batch: slice, rows: slice, columns: slice, device: torch.device

@@ -7,6 +7,7 @@ one opaque node each way. Argument checks that need values happen inside.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -33,7 +34,16 @@ torch.library.define(
     f"{_ARGUMENTS}) -> ({_GRADIENTS})",
 )
 
+_NOTHING = nullcontext()
 attention = torch.ops.neural_attention.attention.default
+_attention_backward = torch.ops.neural_attention.attention_backward.default
+
+
+def _without_autocast(device: str) -> AbstractContextManager[None]:
+    """A context in which autocast is off; nothing at all where it is off already."""
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return _NOTHING
 
 
 def _problem(
@@ -100,9 +110,10 @@ def _problem(
 @torch.library.impl("neural_attention::attention", "CompositeExplicitAutograd")
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     *problem, backend = arguments
+    v = arguments[2]
     # The caller has cast what autocast casts; what is computed here keeps its own precision.
-    with torch.autocast(arguments[0].device.type, enabled=False):
-        return backends.load(backend, arguments[2]).forward(_problem(*problem))
+    with _without_autocast(v.device.type):
+        return backends.load(backend, v).forward(_problem(*problem))
 
 
 @torch.library.impl("neural_attention::attention_backward", "CompositeExplicitAutograd")
@@ -116,7 +127,7 @@ def _backward(
 ) -> tuple[Tensor, ...]:
     *rest, backend = arguments
     problem = _problem(*rest)
-    with torch.autocast(out.device.type, enabled=False):
+    with _without_autocast(out.device.type):
         gradients: dict[str, Tensor] = backends.load(backend, problem.v).backward(
             problem, out, lse, grad_out, grad_lse, dict(zip(DIFFERENTIABLE, needs, strict=True))
         )
@@ -148,40 +159,54 @@ def _backward_fake(
     )
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    # Positions of the tensors, so that they are saved as tensors and the rest as plain values.
-    ctx.plain = [None if isinstance(value, Tensor) else value for value in inputs]
-    ctx.tensor_positions = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
-    ctx.save_for_backward(*output, *(inputs[i] for i in ctx.tensor_positions))
+# Not torch.library.register_autograd: it reads the schema anew in every call, once an argument for
+# each argument, which takes longer than the attention of a short sequence.
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        with torch._C._AutoDispatchBelowAutograd():
+            out, lse = attention(*arguments)
+        # Tensors are saved as tensors, in their positions, and the rest as plain values.
+        ctx.plain = [None if isinstance(value, Tensor) else value for value in arguments]
+        ctx.positions = [i for i, value in enumerate(arguments) if isinstance(value, Tensor)]
+        ctx.save_for_backward(out, lse, *(arguments[i] for i in ctx.positions))
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "neural_attention has no second derivatives: its backward was asked for a graph "
+                "(create_graph=True). For a gradient penalty or a Hessian, write the attention in "
+                "plain torch."
+            )
+        out, lse, *tensors = ctx.saved_tensors
+        arguments = list(ctx.plain)
+        for position, tensor in zip(ctx.positions, tensors, strict=True):
+            arguments[position] = tensor
+        needs = list(ctx.needs_input_grad[: len(DIFFERENTIABLE)])
+        found = _attention_backward(out, lse, *gradients, needs, *arguments)
+        used = [gradient if need else None for gradient, need in zip(found, needs, strict=True)]
+        return (*used, *[None] * (len(arguments) - len(used)))
 
 
-def _differentiate(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+def _autograd(*arguments: Any) -> tuple[Tensor, Tensor]:
     if torch.is_grad_enabled():
-        raise RuntimeError(
-            "neural_attention has no second derivatives: its backward was asked for a graph "
-            "(create_graph=True). For a gradient penalty or a Hessian, write the attention in "
-            "plain torch."
-        )
-    out, lse, *tensors = ctx.saved_tensors
-    arguments = list(ctx.plain)
-    for position, tensor in zip(ctx.tensor_positions, tensors, strict=True):
-        arguments[position] = tensor
-    needs = [
-        bool(needed) and isinstance(argument, Tensor) and argument.is_floating_point()
-        for needed, argument in zip(
-            ctx.needs_input_grad[: len(DIFFERENTIABLE)], arguments, strict=False
-        )
-    ]
-    gradients = torch.ops.neural_attention.attention_backward(
-        out, lse, grad_out, grad_lse, needs, *arguments
-    )
-    used = [gradient if need else None for gradient, need in zip(gradients, needs, strict=True)]
-    return (*used, *[None] * (len(arguments) - len(used)))
+        for argument in arguments[: len(DIFFERENTIABLE)]:
+            if argument is not None and argument.requires_grad:
+                result: tuple[Tensor, Tensor] = _Attention.apply(*arguments)
+                return result
+    with torch._C._AutoDispatchBelowAutograd():
+        below: tuple[Tensor, Tensor] = attention(*arguments)
+    return below
 
 
-torch.library.register_autograd(
-    "neural_attention::attention", _differentiate, setup_context=_setup_context
-)
+torch.library.impl("neural_attention::attention", "Autograd", _autograd)
+
+
+def attend(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The operator; outside of tracing, straight to what its dispatch would lead to."""
+    return (attention if torch.compiler.is_compiling() else _autograd)(*arguments)
 
 
 @torch.library.register_vmap("neural_attention::attention")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import neural_attention as na
 from neural_attention.backends import native
 from neural_attention.testing import (
     ACTIVATIONS,
@@ -183,3 +184,19 @@ print((peak - before - tensors) / 1024)
     process = run_python(code)
     assert process.returncode == 0, process.stderr
     assert float(process.stdout) < 300
+
+
+def test_denormals_are_zero_in_kernels_alone() -> None:
+    tiny = torch.tensor([1e-40])
+    b = torch.tensor([0.0, -95.0]).view(1, 1, 2, 1)  # exp(-95) is denormal in float32
+    v = torch.tensor([0.0, 1.0]).view(1, 1, 2, 1)
+    out = na.neural_attention(
+        torch.full((1, 1, 1, 1), 100.0),
+        b,
+        v,
+        na.ScoreWeights(torch.ones(1, 1)),
+        activation="relu",
+        backend="native",
+    )
+    assert out.item() < 1.2e-38
+    assert (tiny * 0.5).item() > 0  # the thread's own arithmetic is as it was

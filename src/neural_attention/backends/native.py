@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import struct
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -44,22 +45,11 @@ _FIELDS = (
     " grad_out:t grad_lse:t delta:p key_parts:i grad_a:p grad_q:p grad_b:p grad_v:p grad_k:p"
     " grad_parameters:p grad_mask:t grad_mask_part_stride:i"
 )
-_KINDS: dict[str, list[Any]] = {
-    "i": [ctypes.c_int64],
-    "d": [ctypes.c_double],
-    "p": [ctypes.c_void_p],
-    "t": [ctypes.c_void_p, *[ctypes.c_int64] * 4],
-}
-
-
-class _Call(ctypes.Structure):
-    """NaCall, to be filled by position: one call of a constructor costs little."""
-
-    _fields_ = [
-        (f"{name}_{i}", kind)
-        for name, code in (item.split(":") for item in _FIELDS.split())
-        for i, kind in enumerate(_KINDS[code])
-    ]
+# A call is packed in one go: that costs little, unlike filling a ctypes.Structure.
+_CALL = struct.Struct(
+    "".join({"i": "q", "d": "d", "p": "q", "t": "5q"}[f[-1]] for f in _FIELDS.split())
+)
+_NO_BACKWARD = (0,) * sum({"t": 5}.get(f[-1], 1) for f in _FIELDS.partition(" grad_out")[2].split())
 
 
 @cache
@@ -81,7 +71,7 @@ def _open() -> tuple[ctypes.CDLL | None, str]:
     for function in (library.na_forward, library.na_backward):
         function.argtypes = [ctypes.c_void_p]
         function.restype = ctypes.c_int64
-    if library.na_call_size() != ctypes.sizeof(_Call):
+    if library.na_call_size() != _CALL.size:
         return None, f"the kernels in {path} are of another version: install the package again"
     return library, ""
 
@@ -153,8 +143,9 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     if keys == 0:
         return out.zero_(), lse.fill_(-math.inf)
     if lse.numel():
-        call = _Call(*values, out.data_ptr(), lse.data_ptr())
-        _check(library.na_forward(ctypes.byref(call)))
+        _check(
+            library.na_forward(_CALL.pack(*values, out.data_ptr(), lse.data_ptr(), *_NO_BACKWARD))
+        )
     return out, lse
 
 
@@ -180,39 +171,35 @@ def backward(
     if units % threads and units < 4 * threads:
         parts = max(parts, threads)
 
-    def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device="cpu")
-
+    runs = lse.numel() > 0 and keys > 0
+    # The kernels write each key's gradients once and add to the queries'.
+    written = v.new_empty if runs else v.new_zeros
     width = problem.output_weight.shape[-1]
     channels, second = a.shape[-1], 0 if problem.hidden_weight is None else width
     row = width + second * channels + second + channels + 1
-    buffers: dict[str, Tensor] = {
-        "delta": zeros(batch, heads, queries),
-        "grad_parameters": zeros(
-            batch, key_heads, parts, heads // key_heads, row, dtype=torch.float64
-        ),
+    units_shape = (batch, key_heads, parts, heads // key_heads, row)
+    buffers = {
+        "delta": v.new_empty(lse.shape, dtype=torch.float32),
+        "grad_parameters": v.new_zeros(units_shape, dtype=torch.float64),
     }
-    if needs["a"]:
-        buffers["grad_a"] = zeros(parts, *a.shape)
-    if needs["b"]:
-        buffers["grad_b"] = zeros(*b.shape)
-    if needs["v"]:
-        buffers["grad_v"] = zeros(*v.shape)
-    if needs["q"] and q is not None:
-        buffers["grad_q"] = zeros(parts, *q.shape)
-    if needs["k"] and k is not None:
-        buffers["grad_k"] = zeros(*k.shape)
+    for name, tensor in (("b", b), ("v", v), ("k", k)):
+        if needs[name] and tensor is not None:
+            buffers[f"grad_{name}"] = written(tensor.shape, dtype=torch.float32)
+    for name, tensor in (("a", a), ("q", q)):
+        if needs[name] and tensor is not None:
+            buffers[f"grad_{name}"] = v.new_zeros(parts, *tensor.shape, dtype=torch.float32)
     grad_mask, mask_view, part_stride = None, None, 0
     if mask_grad is not None:
         shape = (1,) * (4 - mask_grad.dim()) + tuple(mask_grad.shape)
         # Parts write to different keys, unless all keys share one number.
-        grad_mask = zeros(parts if shape[-1] == 1 else 1, *shape)
+        copies = parts if shape[-1] == 1 else 1
+        grad_mask = v.new_zeros(copies, *shape, dtype=torch.float32)
         part_stride = grad_mask.stride(0) if grad_mask.shape[0] > 1 else 0
         mask_view = grad_mask[0].expand(batch, heads, queries, keys)
-    if lse.numel() and keys:
+    if runs:
         out, lse, grad_out = out.contiguous(), lse.contiguous(), grad_out.to(v.dtype)
         grad_lse = grad_lse.float().unsqueeze(-1)
-        call = _Call(
+        call = _CALL.pack(
             *values,
             out.data_ptr(),
             lse.data_ptr(),
@@ -221,13 +208,13 @@ def backward(
             buffers["delta"].data_ptr(),
             parts,
             *(
-                buffers[name].data_ptr() if name in buffers else None
+                buffers[name].data_ptr() if name in buffers else 0
                 for name in ("grad_a", "grad_q", "grad_b", "grad_v", "grad_k", "grad_parameters")
             ),
             *_strided(mask_view),
             part_stride,
         )
-        _check(library.na_backward(ctypes.byref(call)))
+        _check(library.na_backward(call))
 
     gradients = {name: buffers[f"grad_{name}"] for name in ("b", "v", "k") if needs[name]}
     for name in ("a", "q"):
@@ -270,8 +257,8 @@ def _check(status: int) -> None:
         raise MemoryError(f"neural_attention: {_ERRORS[status]}.")
 
 
-def _strided(tensor: Tensor | None) -> tuple[int | None, ...]:
-    return (None, 0, 0, 0, 0) if tensor is None else (tensor.data_ptr(), *tensor.stride())
+def _strided(tensor: Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0, 0, 0) if tensor is None else (tensor.data_ptr(), *tensor.stride())
 
 
 def _values(problem: Problem, alive: list[Tensor]) -> list[Any]:
@@ -286,12 +273,13 @@ def _values(problem: Problem, alive: list[Tensor]) -> list[Any]:
     kind, _, slope = p.activation.partition(":")
     leak = (float(slope) if slope else _DEFAULT_LEAK) if kind == "leaky_relu" else 0.0
 
-    def pointer(tensor: Tensor | None, dtype: torch.dtype, rows: int) -> int | None:
+    def pointer(tensor: Tensor | None, dtype: torch.dtype, rows: int) -> int:
         if tensor is None:
-            return None
+            return 0
         if tensor.shape[0] != rows:
             tensor = tensor.expand(rows, *tensor.shape[1:])
-        tensor = tensor.to(dtype).contiguous()
+        if tensor.dtype != dtype or not tensor.is_contiguous():
+            tensor = tensor.to(dtype).contiguous()
         alive.append(tensor)
         return tensor.data_ptr()
 

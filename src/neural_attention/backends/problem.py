@@ -29,7 +29,7 @@ DIFFERENTIABLE = (
 _LARGE = 1e10
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Problem:
     """The tensors, masks and constants of one call; shapes as in ``neural_attention``."""
 
