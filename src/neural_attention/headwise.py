@@ -42,9 +42,15 @@ class HeadwiseLinear(nn.Module):
         """The map of each head applied to that head's rows."""
         if self.weight.shape[0] == 1:
             return F.linear(x, self.weight[0], None if self.bias is None else self.bias[0])
-        y = x @ self.weight.transpose(-1, -2)
-        # Autocast lowers the product alone: the bias must not raise it again.
-        return y if self.bias is None else y + self.bias[:, None].to(y.dtype)
+        # One product a head over all rows of the batch: queries and keys, which lie in memory position
+        # by position, need no copy for it.
+        rows = x.transpose(0, 1).flatten(1, 2)
+        weight = self.weight.transpose(-1, -2)
+        if self.bias is None:
+            y = torch.bmm(rows, weight)
+        else:
+            y = torch.baddbmm(self.bias[:, None], rows, weight)
+        return y.unflatten(1, (x.shape[0], x.shape[2])).transpose(0, 1)
 
     def extra_repr(self) -> str:
         """The sizes, as ``print`` shows them."""
