@@ -1,6 +1,8 @@
-"""What tests of comparisons share: sizes of a small model, and a run of it."""
+"""What tests of comparisons share: sizes of a small model, a run of it, and what was told."""
 
 from __future__ import annotations
+
+from neural_attention.compare.progress import Progress
 
 SIZES = {
     "architecture": "current",
@@ -27,3 +29,13 @@ def spec_content(**changes):
         "environment": {},
     }
     return {**content, **changes}
+
+
+class Said(Progress):
+    """Keeps what is told."""
+
+    def __init__(self):
+        self.lines = []
+
+    def say(self, text):
+        self.lines.append(text)

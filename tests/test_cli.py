@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 import neural_attention
 from neural_attention.cli import main
 
+SOURCES = str(Path(neural_attention.__file__).parent.parent)
 LM = ["compare", "lm", "--preset", "smoke", "--device", "cpu"]
 
 
@@ -78,6 +81,10 @@ needs_comparison = pytest.mark.skipif(
         (["--data", "nobody-here/no-such-set"], "the Hugging Face hub"),
         (["--seeds", "0"], "seeds is 0"),
         (["--learning-rates", "0"], "positive numbers"),
+        (["--data", ""], "the data have an empty name"),
+        (["--tokenizer", ""], "the tokeniser has an empty name"),
+        (["--out", ""], "the output folder has an empty name"),
+        (["--out", " "], "the output folder has an empty name"),
     ],
 )
 def test_mistakes_of_the_user_end_with_one_message(capsys, tmp_path, options, says):
@@ -114,15 +121,77 @@ def test_a_folder_at_work_is_not_touched_by_a_second_command(capsys, tmp_path):
     with locked(tmp_path / "lock"):
         message = refused(capsys, *LM, "--quiet", "--out", str(tmp_path))
     assert "another comparison" in message
+    assert not (tmp_path / "data").exists()
 
 
 @needs_comparison
-def test_an_arm_that_cannot_be_built_is_refused_before_anything_is_trained(capsys, tmp_path):
-    message = refused(
-        capsys, *LM, "--quiet", "--out", str(tmp_path), "--arms", "dot", "neural+layers=7"
-    )
-    assert "neural+layers=7" in message
+@pytest.mark.parametrize("arm", ["neural+layers=7", "dot+kv_heads=3", "hybrid+kv_heads=4"])
+def test_an_arm_that_cannot_be_built_is_refused_before_the_text_is_tokenised(capsys, tmp_path, arm):
+    message = refused(capsys, *LM, "--quiet", "--out", str(tmp_path), "--arms", "dot", arm)
+    assert f"arm '{arm}'" in message
     assert not list(tmp_path.glob("runs/*"))
+    assert not (tmp_path / "data").exists()
+
+
+@needs_comparison
+def test_a_comparison_in_which_every_run_diverges_ends_with_1_and_one_line(capsys, tmp_path):
+    options = ["--arms", "dot", "--learning-rates", "1e30", "--quiet", "--out", str(tmp_path)]
+    assert main([*LM, *options]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == [
+        "neural-attention: no arm has a result: every run failed or diverged (lower "
+        "--learning-rates?)."
+    ]
+    assert "this shows nothing" in captured.out
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is sent as a signal")
+def test_ctrl_c_while_torch_is_imported_ends_with_one_line():
+    # The import that takes its time is one that says so and waits.
+    code = """
+import sys, time
+import neural_attention_command
+class Slow:
+    def find_spec(self, name, *_):
+        print("importing", name, flush=True)
+        while True:
+            try:
+                time.sleep(60)
+            except BaseException:
+                pass  # as a library's C code loses it
+sys.meta_path.insert(0, Slow())
+sys.exit(neural_attention_command.main())
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SOURCES},
+        # A test run in the background may have inherited that SIGINT is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout.readline().startswith("importing neural_attention")
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert told.split("\n", 1)[1] == "neural-attention: stopped before it began.\n"
+
+
+@pytest.mark.parametrize("module", ["neural_attention", "neural_attention_command"])
+def test_the_command_has_one_name_however_it_is_called(module):
+    call = f"import {module}; sys.exit({module}.main())"
+    way = ["-m", module] if module == "neural_attention" else ["-c", f"import sys; {call}"]
+    done = subprocess.run(
+        [sys.executable, *way, "compare"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": SOURCES},
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("neural-attention: ")
+    assert done.stderr.rstrip().endswith("See neural-attention compare --help.")
 
 
 def test_a_missing_package_is_named_with_what_brings_it(tmp_path):

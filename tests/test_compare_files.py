@@ -12,7 +12,6 @@ pytest.importorskip("transformers")
 from neural_attention.compare import compare_language_models
 from neural_attention.compare.checkpoints import last_complete, mark_complete
 from neural_attention.compare.processes import JobFailed, Workers
-from neural_attention.compare.progress import Progress
 from neural_attention.compare.runs import RunSpec
 from neural_attention.compare.store import (
     changed_since,
@@ -25,7 +24,7 @@ from neural_attention.compare.store import (
 )
 from neural_attention.tasks.json_files import NUMBER, has_form
 
-from .small_comparisons import spec_content
+from .small_comparisons import Said, spec_content
 
 SPEC = RunSpec(**spec_content())
 SCORE = {"tokens": 9, "bytes": 30, "loss": 2.5, "perplexity": 12.2, "bits_per_byte": 1.1}
@@ -228,16 +227,6 @@ def test_nothing_has_changed_where_there_is_no_such_run(tmp_path):
 
 
 # Whole comparisons
-
-
-class Said(Progress):
-    """Keeps what is told."""
-
-    def __init__(self):
-        self.lines = []
-
-    def say(self, text):
-        self.lines.append(text)
 
 
 ARGUMENTS = {"preset": "smoke", "learning_rates": [1e-3, 1e-2], "device": "cpu"}

@@ -33,6 +33,7 @@ LAYERS = (
     ("tasks",),
     ("compare",),
     ("cli",),
+    ("__main__",),
 )
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 # The face of the package, and the factories that tests share.

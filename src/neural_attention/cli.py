@@ -175,6 +175,9 @@ def _compare_lm(options: argparse.Namespace) -> int:
     else:
         print_summary(summary, sys.stdout, is_terminal=sys.stdout.isatty())
         print(f"\nFiles: {options.out}/result.json, {options.out}/curves.png")
+    if all(arm["test_perplexity"] is None for arm in summary["arms"].values()):
+        _complain("no arm has a result: every run failed or diverged (lower --learning-rates?).")
+        return 1
     return 1 if summary["failures"] else 0
 
 

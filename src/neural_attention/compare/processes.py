@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.context import BaseContext
 from typing import Any, cast
 
@@ -46,7 +47,8 @@ class Workers:
         if self._context.get_start_method() == "forkserver":
             from multiprocessing import forkserver
 
-            forkserver.ensure_running()
+            with _interrupts_held_back():
+                forkserver.ensure_running()
 
     def run(
         self, kind: str, payload: dict[str, Any], on_progress: Callable[[dict[str, Any]], None]
@@ -61,7 +63,8 @@ class Workers:
         process = cast(Any, self._context).Process(
             target=_enter, args=(kind, payload, sender), daemon=True
         )
-        process.start()
+        with _interrupts_held_back():
+            process.start()
         sender.close()
         try:
             while True:
@@ -84,6 +87,26 @@ class Workers:
             if process.is_alive():
                 process.terminate()
             process.join()
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Hold Ctrl-C back while a process starts, which then never gets it.
+
+    Ctrl-C reaches the whole group of processes; those that are still importing would show where.
+    The caller gets it afterwards and decides.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # otherwise the start would do it, and let signals in
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
 def _enter(kind: str, payload: dict[str, Any], sender: Any) -> None:
