@@ -89,6 +89,29 @@ def test_decoding_one_token_at_a_time_equals_one_full_pass(options, window, kv_h
     assert cache.length == LENGTH
 
 
+@pytest.mark.parametrize("chunks", [[1] * LENGTH, [3, 2, 2], [2, 1, 4]], ids=str)
+@pytest.mark.parametrize("kv_heads", [None, 2])
+@pytest.mark.parametrize("positions", ["slopes", "alibi", "rotary", "none"])
+@pytest.mark.parametrize("score", ["neural", "hybrid"])
+def test_cached_chunks_of_a_batch_padded_on_the_left_equal_one_full_pass(
+    score, positions, kv_heads, chunks
+):
+    layer = build(score=score, positions=positions, num_kv_heads=kv_heads).eval()
+    x, cache = hidden_states(), KeyValueCache()
+    pad = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
+    pad[0, :3] = True
+    full = layer(x, is_causal=True, key_padding_mask=pad)
+    parts = []
+    for chunk in x.split(chunks, dim=1):
+        seen = cache.length + chunk.shape[1]
+        parts.append(layer(chunk, is_causal=True, key_padding_mask=pad[:, :seen], cache=cache))
+    torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-5, rtol=1e-4)
+    # A score that is relative does not see where the padding put its tokens.
+    if (score, positions) != ("neural", "rotary"):
+        alone = layer(x[:1, 3:], is_causal=True)
+        torch.testing.assert_close(full[:1, 3:], alone, atol=1e-5, rtol=1e-4)
+
+
 def test_pure_neural_cache_holds_features_instead_of_keys():
     layer, cache = build(num_kv_heads=2), KeyValueCache()
     layer(hidden_states(), cache=cache)
