@@ -206,6 +206,21 @@ def test_dropout_strikes_the_returned_weights_and_the_output_alike():
     assert (layer(query, key, value)[1] > 0).all()
 
 
+def test_causal_order_hides_beside_a_mask_that_hides_less():
+    _, ours = pair()
+    arguments, nothing = inputs(), torch.zeros(TARGET, SOURCE, dtype=torch.bool)
+    for need_weights in (True, False):
+        beside, _ = ours(*arguments, attn_mask=nothing, is_causal=True, need_weights=need_weights)
+        alone, _ = ours(*arguments, is_causal=True, need_weights=need_weights)
+        torch.testing.assert_close(beside, alone)
+
+
+def test_our_state_dict_does_not_load_into_torchs_class():
+    theirs, ours = pair()
+    with pytest.raises(RuntimeError, match="in_proj_weight"):
+        theirs.load_state_dict(ours.state_dict())
+
+
 def test_starting_scale_is_torchs():
     theirs, ours = nn.MultiheadAttention(64, 4), MultiheadAttention(64, 4)
     bound = theirs.in_proj_weight.abs().max()

@@ -17,11 +17,14 @@ class MultiheadAttention(AttentionBase):
     r"""``torch.nn.MultiheadAttention`` with a choice of score.
 
     Takes the place of torch's class, also inside ``torch.nn.TransformerEncoderLayer`` and
-    ``TransformerDecoderLayer`` (assign it to ``self_attn`` or ``multihead_attn``), and loads its
-    state dicts. With ``score="dot"`` and the same weights it gives the same results. As in torch,
-    True in a mask means **ignore**, and causal order is aligned to the top left. Unlike torch, a
-    query with nothing to attend to gives zeros, not NaN, and ``is_causal`` needs no ``attn_mask``
-    beside it.
+    ``TransformerDecoderLayer`` (assign it to ``self_attn`` or ``multihead_attn``). With
+    ``score="dot"`` and the same weights it gives the same results. As in torch, True in a mask
+    means **ignore**, and causal order is aligned to the top left. Unlike torch:
+
+    - ``is_causal`` hides later keys, beside any ``attn_mask`` and without one; there it is a hint.
+    - State dicts of torch's class load here (not strictly, where the score or a projection adds
+      parameters); those of this class, whose projections are apart, do not load there.
+    - A query with nothing to attend to gives zeros before the output projection, not NaN.
 
     ``torch.nn.Transformer`` draws every matrix of its layers anew when it is built: call
     :meth:`reset_parameters` on each of these layers afterwards.
