@@ -16,7 +16,7 @@ def draw_curves(summary: dict[str, Any], path: Path) -> None:
     """Draw validation loss over steps, every arm at its chosen learning rate.
 
     A point is the loss over the first tokens of the validation part, in windows without overlap:
-    cheaper than the score of the table, and a little higher, since tokens have less context.
+    cheaper than the score of the table, with less context for each token.
 
     Args:
         summary: the content of ``result.json``; each arm has ``curves``, one list of points a seed.
