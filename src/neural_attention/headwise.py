@@ -42,8 +42,8 @@ class HeadwiseLinear(nn.Module):
         """The map of each head applied to that head's rows."""
         if self.weight.shape[0] == 1:
             return F.linear(x, self.weight[0], None if self.bias is None else self.bias[0])
-        # One product a head over all rows of the batch: queries and keys, which lie in memory position
-        # by position, need no copy for it.
+        # One product a head over all rows of the batch: queries and keys, which lie in memory
+        # position by position, need no copy for it.
         rows = x.transpose(0, 1).flatten(1, 2)
         weight = self.weight.transpose(-1, -2)
         if self.bias is None:
