@@ -60,13 +60,17 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_are_accepted_by_the_command_line(page: Path) -> None:
+    from neural_attention.bench.command import chosen_groups
     from neural_attention.compare.arms import check_arms, parse_arm
     from neural_attention.compare.language import choose_preset
 
     for command in commands(page):
         options = _parser().parse_args(shlex.split(command, comments=True)[1:])
-        check_arms([parse_arm(name) for name in options.arms or ["dot"]])
-        choose_preset(options.preset, options.model, options.steps, options.seeds)
+        if "arms" in options:
+            check_arms([parse_arm(name) for name in options.arms or ["dot"]])
+            choose_preset(options.preset, options.model, options.steps, options.seeds)
+        elif "cases" in options:
+            assert chosen_groups(options)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

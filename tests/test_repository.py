@@ -32,6 +32,7 @@ LAYERS = (
     ("models",),
     ("tasks",),
     ("compare",),
+    ("bench",),
     ("cli",),
     ("__main__",),
 )

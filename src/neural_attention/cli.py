@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from neural_attention import __version__
+from neural_attention.bench.command import add_bench
 
 FIRST_STEPS = """\
 Attention whose scores and projections are small neural networks.
@@ -20,8 +21,9 @@ Compare it with dot-product attention, on your own machine:
   neural-attention compare lm --data book.txt --seeds 3
   neural-attention compare lm --help                   all options
 
-See which backends and instruction sets this machine has, and what is missing:
+Measure its speed; see what this machine has, and what is missing:
 
+  neural-attention bench                               time and memory beside torch's kernel
   neural-attention doctor
 
 In Python:
@@ -49,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser.parse_args(arguments)
     except SystemExit as ended:
         return int(ended.code or 0)
+    options.arguments = sys.argv[1:] if arguments is None else list(arguments)
     if "run" not in options:
         print(FIRST_STEPS, end="")
         return 0
@@ -56,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except ImportError as error:
         message = str(error)
-        _complain(message if EXTRA in message else f"{message}; the comparison needs: {EXTRA}")
+        _complain(message if EXTRA in message else f"{message}; this command needs: {EXTRA}")
         return 2
     except (ValueError, OSError) as error:
         _complain(str(error))
@@ -91,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="train models that differ in attention only")
     tasks = compare.add_subparsers(title="tasks", metavar="lm", required=True, dest="task")
     _add_lm(tasks)
+    add_bench(commands)
     _add_doctor(commands)
     return parser
 

@@ -1,0 +1,1 @@
+"""The benchmark of the operator: this library's backends beside its peers, in one run."""
