@@ -1,8 +1,10 @@
-# make demo    compare attention variants on a small language model; writes runs/demo
-# make test    run the tests
-# make lint    ruff: rules and format
-# make types   mypy
-# make clean   remove caches, build outputs and the environment
+# make demo      compare attention variants on a small language model; writes runs/demo
+# make test      run the tests
+# make lint      ruff: rules and format
+# make types     mypy
+# make wheel     build a wheel for any Linux into dist, and test it where torch alone is installed
+# make sanitize  test the kernels, built with AddressSanitizer and UndefinedBehaviorSanitizer
+# make clean     remove caches, build outputs and the environment
 #
 # Each makes a virtual environment and installs into it what it needs, once.
 #   PYTHON=python3.12    the interpreter to make the environment with
@@ -20,7 +22,7 @@ BIN := $(VENV)/bin
 # was interrupted, and is made afresh. The stamps .installed-* are written last.
 INSTALLING := $(VENV)/.installing
 
-.PHONY: demo test lint types clean environment with-compare with-dev
+.PHONY: demo test lint types wheel sanitize clean environment with-compare with-dev
 
 demo: with-compare
 	$(BIN)/neural-attention compare lm --out runs/demo $(DEMO)
@@ -34,6 +36,29 @@ lint: with-dev
 
 types: with-dev
 	$(BIN)/python -m mypy
+
+# torch brings the OpenMP runtime, and two in one process would fight over the cores.
+wheel: with-dev
+	rm -rf build/wheel
+	NEURAL_ATTENTION_REQUIRE_KERNELS=1 $(BIN)/python -m pip wheel . --no-deps --wheel-dir build/wheel
+	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --exclude libgomp.so.1 \
+	  --wheel-dir build/wheel/repaired build/wheel/neural_attention-*.whl
+	$(BIN)/python .ci/torch_only_environment.py build/wheel/environment
+	build/wheel/environment/bin/python -m pip install --no-index build/wheel/repaired/*.whl
+	env -i NO_COMPILER=1 PATH=build/wheel/environment/bin python .ci/check_torch_only.py
+	mkdir -p dist && mv build/wheel/repaired/*.whl dist
+
+# The kernels and what calls them, not torch's compiler: it would not end under these checks. The
+# interpreter is not built with them, so the runtime libraries are loaded before it, and leaks of
+# its own are not looked for.
+SANITIZED := tests/native $(addprefix tests/operator/test_, values.py operator_masks.py poison.py \
+  strides.py dropout.py lse.py decoding.py)
+sanitize: with-dev
+	cmake -S . -B build/sanitize -DNA_SANITIZE=ON
+	cmake --build build/sanitize --parallel
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
+	  $(BIN)/python .ci/test_with_kernels.py build/sanitize/kernels.so $(SANITIZED) -q -k native
 
 # A second make, because the first has looked at the stamps before `environment` may remove them.
 with-compare with-dev: with-%: environment
