@@ -44,7 +44,7 @@ class Backward {
   i64 ldd, ldv;
   float *values_transposed, *keys, *keys_transposed, *features, *own_features;
   float *grad_values, *grad_keys, *grad_features;  // of the key tile, all heads of the group
-  float *row_features, *own_rows, *queries, *grad_out, *shift, *delta;
+  float *row_features, *own_rows, *queries, *grad_out, *shift, *rest, *delta;
   float *weights, *grads;  // the row tile's weights, then the gradients of its scores
   float *grad_queries, *bias, *keep;
   RowRange* ranges;
@@ -92,6 +92,7 @@ class Backward {
     queries = arena.take(kRows * ldd);
     grad_queries = arena.take(kRows * ldd);
     shift = arena.take(kRowStride);
+    rest = arena.take(kRowStride);
     delta = arena.take(kRowStride);
     bias = arena.take(c.mask.data ? kGroup * ld : 0);
     keep = arena.take(kGroup * (ld + 4 * W));
@@ -183,7 +184,7 @@ class Backward {
                             batch * c.grad_lse.stride[0] + h * c.grad_lse.stride[1];
     for (i64 r = 0; r < kRowStride; ++r) {
       shift[r] = INFINITY;
-      delta[r] = 0;
+      rest[r] = delta[r] = 0;
       if (r >= n) continue;
       if (c.lse[row + r] == -INFINITY) {
         clear(grad_out + r * ldv, ldv);
@@ -191,6 +192,7 @@ class Backward {
         continue;
       }
       shift[r] = c.lse[row + r];
+      rest[r] = c.rest[row + r];
       delta[r] = c.delta[row + r] - grad_lse[(i + r) * c.grad_lse.stride[2]];
     }
     if (network) {
@@ -387,7 +389,7 @@ class BackwardWith final : public Backward {
           const i64 at = (row + r) * tile.ld + j + v * W;
           f32v score = s[r][v];
           if (MASKED) score = mask.apply(score, r, j + v * W);
-          f32v weight = exp(score - shift[row + r]);
+          f32v weight = exp((score - shift[row + r]) - rest[row + r]);
           f32v grad = load(grads + at), kept = weight;
           if (c.dropout_p > 0) {
             const f32v factor = load(keep + r * (tile.ld + 4 * W) + j + v * W);

@@ -232,7 +232,10 @@ class Forward {
     for (i64 d = 0; d < ldv; d += W) store(sum + d, load(sum + d) * inverse);
     unpack_rows(sum, ldv, 1, c.value_width,
                 static_cast<char*>(c.out) + row * c.value_width * size_of(c.dtype), c.dtype);
-    c.lse[row] = total == 0 ? -INFINITY : peak + std::log(total);
+    const float log_total = std::log(total), lse = peak + log_total;
+    c.lse[row] = total == 0 ? -INFINITY : lse;
+    const float rest = (peak - lse) + log_total;
+    c.rest[row] = rest == rest ? rest : 0.f;
   }
 
   template <class F>

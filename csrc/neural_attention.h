@@ -43,9 +43,9 @@ typedef struct {
   NaTensor mask;  // broadcast to (B, H, I, J); data null: none
   int64_t mask_dtype;
 
-  void* out;   // (B, H, I, V), contiguous
-  float* lse;  // (B, H, I), contiguous
-
+  void* out;  // (B, H, I, V), contiguous
+  // (B, H, I), contiguous: the scores' log-sum-exp, and what rounding has taken off it.
+  float *lse, *rest;
 
   // Backward only. Gradients are float32 and contiguous; null where not wanted.
   NaTensor grad_out, grad_lse;  // grad_lse is float32

@@ -487,3 +487,14 @@ def test_the_signature_begins_like_torchs():
         )
         assert list(ours)[: len(theirs)] == list(theirs)
         assert all(ours[key].default == theirs[key].default for key in theirs)
+
+
+def test_a_row_of_the_most_negative_number_is_uniform_as_in_torch() -> None:
+    torch.manual_seed(7)
+    theirs = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    ours = MultiheadAttention(8, 2, batch_first=True, score="dot")
+    ours.load_state_dict(theirs.state_dict())
+    mask = torch.zeros(4, 4)
+    mask[0] = torch.finfo(torch.float32).min
+    x = torch.randn(1, 4, 8)
+    torch.testing.assert_close(ours(x, x, x, attn_mask=mask), theirs(x, x, x, attn_mask=mask))

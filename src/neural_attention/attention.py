@@ -251,7 +251,7 @@ class NeuralAttention(AttentionBase):
         value = key if value is None else value
         self._check_inputs(x, key, value)
         past = 0 if cache is None else cache.length
-        # Before anything enters the cache: a call that fails leaves it as it was.
+        # Before anything enters the cache: a call that is refused here leaves it as it was.
         shape = (x.shape[0], self.num_heads, x.shape[1], past + key.shape[1])
         validation.check_masks(shape, x, attn_mask, window, query_offset, None, cu_seqlens)
         validation.check_flag("is_causal", is_causal)

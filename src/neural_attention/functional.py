@@ -7,7 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_gradtrackingtensor, peek_interpreter_stack
+from torch._C._functorch import (
+    is_batchedtensor,
+    is_gradtrackingtensor,
+    peek_interpreter_stack,
+)
 from torch.autograd import forward_ad
 
 from . import ops, validation
@@ -147,7 +151,7 @@ def neural_attention(
     seed = None
     if dropout_p:
         seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=v.device)
-    out, lse = ops.attend(
+    out, lse, _ = ops.attend(
         a,
         b,
         v,
@@ -213,9 +217,12 @@ def _refuse_unsupported_transforms(*tensors: Tensor | None) -> None:
             "neural_attention has no forward-mode derivatives: use reverse mode "
             "(torch.autograd.grad)."
         )
-    if peek_interpreter_stack() is not None and any(
-        tensor is not None and is_gradtrackingtensor(tensor) for tensor in tensors
-    ):
+    if peek_interpreter_stack() is None:
+        return
+    given = [tensor for tensor in tensors if tensor is not None]
+    if any(map(is_batchedtensor, given)):
+        ops.refuse_vmap()
+    if any(map(is_gradtrackingtensor, given)):
         raise RuntimeError(
             "neural_attention does not support the transforms of torch.func, which torch does "
             "not offer to operators from outside: use torch.autograd.grad."

@@ -1,5 +1,7 @@
 """The flat ``torch.library`` operator: schema, shapes for tracing, autograd, vmap.
 
+It returns the output, lse, and what rounding has taken off lse, which the backward needs.
+
 Two operators, ``neural_attention::attention`` and ``neural_attention::attention_backward``, carry
 every option as a flat argument, so that ``torch.compile``, ``torch.export`` and checkpointing see
 one opaque node each way. Argument checks that need values happen inside.
@@ -27,10 +29,10 @@ _ARGUMENTS = (
 # The differentiable arguments come first in the schema, in the order of DIFFERENTIABLE.
 _GRADIENTS = ", ".join(["Tensor"] * len(DIFFERENTIABLE))
 
-torch.library.define("neural_attention::attention", f"({_ARGUMENTS}) -> (Tensor, Tensor)")
+torch.library.define("neural_attention::attention", f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
 torch.library.define(
     "neural_attention::attention_backward",
-    "(Tensor out, Tensor lse, Tensor grad_out, Tensor grad_lse, bool[] needs, "
+    "(Tensor out, Tensor lse, Tensor rest, Tensor grad_out, Tensor grad_lse, bool[] needs, "
     f"{_ARGUMENTS}) -> ({_GRADIENTS})",
 )
 
@@ -108,7 +110,7 @@ def _problem(
 
 
 @torch.library.impl("neural_attention::attention", "CompositeExplicitAutograd")
-def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     *problem, backend = arguments
     v = arguments[2]
     # The caller has cast what autocast casts; what is computed here keeps its own precision.
@@ -120,16 +122,23 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
 def _backward(
     out: Tensor,
     lse: Tensor,
+    rest: Tensor,
     grad_out: Tensor,
     grad_lse: Tensor,
     needs: list[bool],
     *arguments: Any,
 ) -> tuple[Tensor, ...]:
-    *rest, backend = arguments
-    problem = _problem(*rest)
+    *call, backend = arguments
+    problem = _problem(*call)
     with _without_autocast(out.device.type):
         gradients: dict[str, Tensor] = backends.load(backend, problem.v).backward(
-            problem, out, lse, grad_out, grad_lse, dict(zip(DIFFERENTIABLE, needs, strict=True))
+            problem,
+            out,
+            lse,
+            rest,
+            grad_out,
+            grad_lse,
+            dict(zip(DIFFERENTIABLE, needs, strict=True)),
         )
     return tuple(
         gradients[name].to(getattr(problem, name).dtype).contiguous() if need else out.new_empty(0)
@@ -138,16 +147,18 @@ def _backward(
 
 
 @torch.library.register_fake("neural_attention::attention")
-def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     a, _, v = arguments[:3]
     lse_dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
-    return v.new_empty(*a.shape[:3], v.shape[3]), v.new_empty(a.shape[:3], dtype=lse_dtype)
+    lse, rest = (v.new_empty(a.shape[:3], dtype=lse_dtype) for _ in range(2))
+    return v.new_empty(*a.shape[:3], v.shape[3]), lse, rest
 
 
 @torch.library.register_fake("neural_attention::attention_backward")
 def _backward_fake(
     out: Tensor,
     lse: Tensor,
+    rest: Tensor,
     grad_out: Tensor,
     grad_lse: Tensor,
     needs: list[bool],
@@ -163,55 +174,59 @@ def _backward_fake(
 # each argument, which takes longer than the attention of a short sequence.
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         with torch._C._AutoDispatchBelowAutograd():
-            out, lse = attention(*arguments)
+            out, lse, rest = attention(*arguments)
+        ctx.mark_non_differentiable(rest)
         # Tensors are saved as tensors, in their positions, and the rest as plain values.
         ctx.plain = [None if isinstance(value, Tensor) else value for value in arguments]
         ctx.positions = [i for i, value in enumerate(arguments) if isinstance(value, Tensor)]
-        ctx.save_for_backward(out, lse, *(arguments[i] for i in ctx.positions))
-        return out, lse
+        ctx.save_for_backward(out, lse, rest, *(arguments[i] for i in ctx.positions))
+        return out, lse, rest
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "neural_attention has no second derivatives: its backward was asked for a graph "
                 "(create_graph=True). For a gradient penalty or a Hessian, write the attention in "
                 "plain torch."
             )
-        out, lse, *tensors = ctx.saved_tensors
+        out, lse, rest, *tensors = ctx.saved_tensors
         arguments = list(ctx.plain)
         for position, tensor in zip(ctx.positions, tensors, strict=True):
             arguments[position] = tensor
         needs = list(ctx.needs_input_grad[: len(DIFFERENTIABLE)])
-        found = _attention_backward(out, lse, *gradients, needs, *arguments)
+        found = _attention_backward(out, lse, rest, grad_out, grad_lse, needs, *arguments)
         used = [gradient if need else None for gradient, need in zip(found, needs, strict=True)]
         return (*used, *[None] * (len(arguments) - len(used)))
 
 
-def _autograd(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _autograd(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     if torch.is_grad_enabled():
         for argument in arguments[: len(DIFFERENTIABLE)]:
             if argument is not None and argument.requires_grad:
-                result: tuple[Tensor, Tensor] = _Attention.apply(*arguments)
+                result: tuple[Tensor, Tensor, Tensor] = _Attention.apply(*arguments)
                 return result
     with torch._C._AutoDispatchBelowAutograd():
-        below: tuple[Tensor, Tensor] = attention(*arguments)
+        below: tuple[Tensor, Tensor, Tensor] = attention(*arguments)
     return below
 
 
 torch.library.impl("neural_attention::attention", "Autograd", _autograd)
 
 
-def attend(*arguments: Any) -> tuple[Tensor, Tensor]:
+def attend(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The operator; outside of tracing, straight to what its dispatch would lead to."""
     return (attention if torch.compiler.is_compiling() else _autograd)(*arguments)
 
 
-@torch.library.register_vmap("neural_attention::attention")
-def _vmap(*_: Any) -> NoReturn:
+def refuse_vmap(*_: Any) -> NoReturn:
+    """The end of every ``torch.vmap``."""
     raise RuntimeError(
         "neural_attention does not support torch.vmap: put the mapped dimension into the batch "
         "dimension of a, b, v, q and k instead."
     )
+
+
+torch.library.register_vmap("neural_attention::attention", refuse_vmap)

@@ -207,13 +207,13 @@ def test_the_operators_are_registered_as_torch_wants(
     torch.library.opcheck(forward, arguments)
 
     plain = [value.detach() if isinstance(value, Tensor) else value for value in arguments]
-    out, lse = forward(*plain)
+    out, lse, rest = forward(*plain)
     grad_out, grad_lse = output_gradients(inputs)
     needs = [isinstance(value, Tensor) and value.is_floating_point() for value in plain[:11]]
     for wanted in (needs, [need and position % 2 == 0 for position, need in enumerate(needs)]):
         torch.library.opcheck(
             torch.ops.neural_attention.attention_backward.default,
-            (out, lse, grad_out, grad_lse.to(lse.dtype), wanted, *plain),
+            (out, lse, rest, grad_out, grad_lse.to(lse.dtype), wanted, *plain),
         )
 
 

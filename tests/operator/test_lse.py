@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from neural_attention import ScoreWeights, neural_attention
 from neural_attention.testing import (
     OperatorInputs,
     gradients,
@@ -47,3 +49,18 @@ def test_lse_is_float32_or_float64_with_float64(backend: str, dtype: torch.dtype
 def test_lse_of_float64_is_float64(float64_backend: str) -> None:
     out, lse = operator_inputs(dtype=torch.float64).run(float64_backend)
     assert (out.dtype, lse.dtype) == (torch.float64, torch.float64)
+
+
+@pytest.mark.parametrize("offset", [torch.finfo(torch.float32).min, -1e7, -1e5, 1e6])
+def test_weights_sum_to_1_beside_a_large_number_in_the_mask(backend: str, offset: float) -> None:
+    # transformers writes a row in which nothing is to be seen so.
+    mask = torch.zeros(5, 4)
+    mask[0] = offset
+    a, b = torch.zeros(1, 1, 5, 2), torch.zeros(1, 1, 4, 2)
+    v = torch.ones(1, 1, 4, 3, requires_grad=True)
+    out = neural_attention(
+        a, b, v, ScoreWeights(torch.ones(1, 2)), activation="relu", attn_mask=mask, backend=backend
+    )
+    torch.testing.assert_close(out, torch.ones(1, 1, 5, 3))
+    out[:, :, 0].sum().backward()
+    torch.testing.assert_close(v.grad, torch.full_like(v, 0.25))

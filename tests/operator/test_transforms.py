@@ -138,10 +138,11 @@ def test_second_derivatives_are_refused(backend: str) -> None:
         torch.autograd.grad(out.sum(), inputs["a"], create_graph=True)
 
 
-def test_vmap_is_refused() -> None:
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_vmap_is_refused(requires_grad: bool) -> None:
     a, output_of = small()
     with pytest.raises(RuntimeError, match=r"does not support torch\.vmap: put the mapped"):
-        torch.vmap(output_of)(a[None])
+        torch.vmap(output_of)(a[None].detach().requires_grad_(requires_grad))
 
 
 # torch compiles its own forward-mode formulas with what it calls deprecated.

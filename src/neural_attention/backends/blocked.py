@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..activations import resolve
 from ..philox import dropout_keep
-from .problem import DIFFERENTIABLE, Problem, records_gradients
+from .problem import DIFFERENTIABLE, Problem, log_sum_exp, records_gradients
 
 # Elements of the largest temporary, (tile of pairs) x (channels): small enough for a CPU's cache
 # to hold, large enough for a GPU to be busy.
@@ -189,14 +189,17 @@ class _Grouped:
                 yield b, rows, [_Tile(b, rows, block) for block in columns]
 
 
-def forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Output in the values' dtype and lse in the accumulation dtype."""
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Output in the values' dtype; lse, and the rest of it, in the accumulation dtype."""
     g = _Grouped(problem)
     batch, heads, _, queries, _ = problem.sizes
     width = problem.v.shape[-1]
     out = problem.v.new_zeros(batch, heads, queries, width)
     lse = problem.v.new_full((batch, heads, queries), -math.inf, dtype=problem.accumulate_dtype)
-    out_BKGID, lse_BKGI = (t.unflatten(1, (g.key_heads, g.group)) for t in (out, lse))
+    rest = torch.zeros_like(lse)
+    out_BKGID, lse_BKGI, rest_BKGI = (
+        t.unflatten(1, (g.key_heads, g.group)) for t in (out, lse, rest)
+    )
     for b, rows, tiles in g.tiles():
         # Running maximum, sum of exponentials and weighted values of this block of queries.
         peak = lse_BKGI[b, ..., rows].clone()
@@ -217,14 +220,15 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
             peak = new_peak
         nothing = (total == 0)[..., None]
         out_BKGID[b, ..., rows, :] = (sums / total[..., None]).masked_fill(nothing, 0)
-        lse_BKGI[b, ..., rows] = peak + torch.log(total)
-    return out, lse
+        lse_BKGI[b, ..., rows], rest_BKGI[b, ..., rows] = log_sum_exp(peak, total)
+    return out, lse, rest
 
 
 def backward(
     problem: Problem,
     out: Tensor,
     lse: Tensor,
+    rest: Tensor,
     grad_out: Tensor,
     grad_lse: Tensor,
     needs: dict[str, bool],
@@ -238,12 +242,14 @@ def backward(
     grad_out = grad_out.to(dtype).masked_fill(nothing[..., None], 0)
     delta = (grad_out * out.to(dtype)).sum(-1) - grad_lse.to(dtype).masked_fill(nothing, 0)
     shift = lse.masked_fill(nothing, 0)
-    grad_BKGID, delta_BKGI, shift_BKGI = split(grad_out), split(delta), split(shift)
+    grad_BKGID, delta_BKGI = split(grad_out), split(delta)
+    shift_BKGI, rest_BKGI = split(shift), split(rest)
 
     sums = _GradientSums(g, needs)
     for b, rows, tiles in g.tiles():
         row_grad = grad_BKGID[b, ..., rows, :]
         row_delta, row_shift = delta_BKGI[b, ..., rows], shift_BKGI[b, ..., rows]
+        row_rest = rest_BKGI[b, ..., rows]
         for tile in tiles:
             visible, additive = g.masks(tile)
             leaves = g.leaves(tile)
@@ -253,7 +259,7 @@ def backward(
             with records_gradients():
                 scores = g.scores(tile, leaves, visible)
             weights = _masked(scores.detach(), visible, additive)
-            weights = weights.sub(row_shift[..., None]).exp_()
+            weights = weights.sub(row_shift[..., None]).sub_(row_rest[..., None]).exp_()
             if visible is not None:
                 # The lse of a row that sees NaN is NaN; what the row does not see stays clean.
                 weights.masked_fill_(~visible, 0)

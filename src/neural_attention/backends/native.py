@@ -41,7 +41,7 @@ _FIELDS = (
     " leak:d scale:d dropout_p:d seed:i a:t b:t v:t q:t k:t"
     " output_weight:p hidden_weight:p hidden_bias:p slopes:p alibi:p"
     " left:i right:i offset:i offsets:p key_lengths:p first_key:p last_key:p"
-    " mask:t mask_dtype:i out:p lse:p"
+    " mask:t mask_dtype:i out:p lse:p rest:p"
     " grad_out:t grad_lse:t delta:p key_parts:i grad_a:p grad_q:p grad_b:p grad_v:p grad_k:p"
     " grad_parameters:p grad_mask:t grad_mask_part_stride:i"
 )
@@ -131,28 +131,28 @@ def _loaded() -> tuple[ctypes.CDLL, str]:
     return library, name
 
 
-def forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Output in the values' dtype and lse in float32."""
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Output in the values' dtype; lse, and the rest of it, in float32."""
     library = _loaded()[0]
     alive: list[Tensor] = []
     batch, heads, _, queries, keys = problem.sizes
     values = _values(problem, alive)
     v = problem.v
     out = v.new_empty(batch, heads, queries, v.shape[-1])
-    lse = v.new_empty(batch, heads, queries, dtype=torch.float32)
+    lse, rest = (v.new_empty(batch, heads, queries, dtype=torch.float32) for _ in range(2))
     if keys == 0:
-        return out.zero_(), lse.fill_(-math.inf)
+        return out.zero_(), lse.fill_(-math.inf), rest.zero_()
     if lse.numel():
-        _check(
-            library.na_forward(_CALL.pack(*values, out.data_ptr(), lse.data_ptr(), *_NO_BACKWARD))
-        )
-    return out, lse
+        pointers = out.data_ptr(), lse.data_ptr(), rest.data_ptr()
+        _check(library.na_forward(_CALL.pack(*values, *pointers, *_NO_BACKWARD)))
+    return out, lse, rest
 
 
 def backward(
     problem: Problem,
     out: Tensor,
     lse: Tensor,
+    rest: Tensor,
     grad_out: Tensor,
     grad_lse: Tensor,
     needs: dict[str, bool],
@@ -197,12 +197,14 @@ def backward(
         part_stride = grad_mask.stride(0) if grad_mask.shape[0] > 1 else 0
         mask_view = grad_mask[0].expand(batch, heads, queries, keys)
     if runs:
-        out, lse, grad_out = out.contiguous(), lse.contiguous(), grad_out.to(v.dtype)
+        out, lse, rest = (tensor.contiguous() for tensor in (out, lse, rest))
+        grad_out = grad_out.to(v.dtype)
         grad_lse = grad_lse.float().unsqueeze(-1)
         call = _CALL.pack(
             *values,
             out.data_ptr(),
             lse.data_ptr(),
+            rest.data_ptr(),
             *_strided(grad_out),
             *_strided(grad_lse),
             buffers["delta"].data_ptr(),

@@ -88,6 +88,18 @@ class Problem:
         return replace(self, **tensors)  # type: ignore[arg-type]
 
 
+def log_sum_exp(peak: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    """``peak + log(total)``, and what rounding has taken off it.
+
+    Weights are exp((score − lse) − rest). Beside a large peak, such as the most negative number in
+    an additive mask, the logarithm is lost in lse, and without the rest weights would not sum to 1.
+    """
+    log_total = torch.log(total)
+    lse = peak + log_total
+    rest = torch.where(lse.isinf(), 0, (peak - lse) + log_total)
+    return lse, rest
+
+
 def records_gradients() -> AbstractContextManager[None]:
     """A context in which autograd records, wherever the operator is called from.
 

@@ -15,19 +15,26 @@ from torch import Tensor
 
 from ..activations import resolve
 from ..philox import dropout_keep
-from .problem import DIFFERENTIABLE, Problem, records_gradients
+from .problem import DIFFERENTIABLE, Problem, log_sum_exp, records_gradients
 
 
-def forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Output in the values' dtype and lse in the accumulation dtype."""
-    out, lse = _attend(_in_accumulate_dtype(problem))
-    return out.to(problem.v.dtype), lse
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Output in the values' dtype; lse, and the rest of it, in the accumulation dtype."""
+    out, scores_BHIJ = _attend(_in_accumulate_dtype(problem))
+    if scores_BHIJ.shape[-1] == 0:
+        lse = scores_BHIJ.new_full(scores_BHIJ.shape[:-1], -math.inf)
+        return out.to(problem.v.dtype), lse, torch.zeros_like(lse)
+    peak = scores_BHIJ.amax(-1)
+    shift = peak.masked_fill(peak == -math.inf, 0)
+    total = torch.exp(scores_BHIJ - shift[..., None]).sum(-1)
+    return out.to(problem.v.dtype), *log_sum_exp(peak, total)
 
 
 def backward(
     problem: Problem,
     out: Tensor,
     lse: Tensor,
+    rest: Tensor,
     grad_out: Tensor,
     grad_lse: Tensor,
     needs: dict[str, bool],
@@ -37,7 +44,8 @@ def backward(
     attends = lse != -math.inf
     with records_gradients():
         leaves = {name: getattr(problem, name).detach().requires_grad_() for name in names}
-        out, lse = _attend(_in_accumulate_dtype(problem.with_tensors(**leaves)))
+        out, scores_BHIJ = _attend(_in_accumulate_dtype(problem.with_tensors(**leaves)))
+        lse = torch.logsumexp(scores_BHIJ, dim=-1)
         # A row with nothing to attend to is a constant, whatever comes back to it.
         grad_out = grad_out.to(out.dtype).masked_fill(~attends[..., None], 0)
         grad_lse = grad_lse.to(lse.dtype).masked_fill(~attends, 0)
@@ -67,6 +75,7 @@ def _in_accumulate_dtype(problem: Problem) -> Problem:
 
 
 def _attend(p: Problem) -> tuple[Tensor, Tensor]:
+    """Output and scores."""
     batch, heads, key_heads, queries, keys = p.sizes
     whole = slice(0, batch), slice(0, heads), slice(0, queries), slice(0, keys)
     device = p.v.device
@@ -109,10 +118,10 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor]:
     if visible is not None:
         scores_BHIJ = scores_BHIJ.masked_fill(~visible, -math.inf)
 
-    lse_BHI = torch.logsumexp(scores_BHIJ, dim=-1)
-    # Subtracting 0 where a row sees nothing keeps exp(-inf) = 0 instead of exp(-inf + inf) = NaN.
-    shift_BHI = lse_BHI.masked_fill(lse_BHI == -math.inf, 0)
-    weights_BHIJ = torch.exp(scores_BHIJ - shift_BHI[..., None])
+    # A row that sees nothing would be 0 / 0.
+    nothing_BHI1 = (scores_BHIJ == -math.inf).all(-1, keepdim=True)
+    weights_BHIJ = torch.softmax(scores_BHIJ.masked_fill(nothing_BHI1, 0), dim=-1)
+    weights_BHIJ = weights_BHIJ.masked_fill(nothing_BHI1, 0)
     if p.dropout_p:
         assert p.seed is not None
         keep = dropout_keep(p.seed, p.dropout_p, *whole)
@@ -123,4 +132,4 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor]:
         out_BHID = (weights_BHIJ[..., None] * values_BHIJD).sum(-2)
     else:
         out_BHID = weights_BHIJ @ v
-    return out_BHID, lse_BHI
+    return out_BHID, scores_BHIJ
