@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,8 +42,18 @@ class _Timer:
     """A call, and where its samples go."""
 
     run: Callable[[], None]
-    calls: int
-    samples: list[float]
+    samples: list[float] = field(default_factory=list)
+    calls: int = 1
+
+    def calibrate(self, device: str) -> None:
+        """Warm up, and find how many calls make a sample long enough."""
+        self.sample(device)
+        while True:
+            self.sample(device)
+            if self.samples[-1] * self.calls >= _LEAST_SAMPLE_S:
+                break
+            self.calls *= 2
+        self.samples.clear()
 
     def sample(self, device: str) -> None:
         synchronise(device)
@@ -117,10 +127,8 @@ def measure_group(
                 continue
             timer = _Timer(
                 lambda i=inputs, c=call, x=leaves, m=mode: run_once(i, c, x, m),  # type: ignore[misc]
-                max(1, round(_LEAST_SAMPLE_S / max(cost.seconds, 1e-7))),
-                [],
             )
-            timer.run()  # warms up
+            timer.calibrate(device)
             timers.append(timer)
             entry[mode] = {
                 "seconds": timer.samples,
