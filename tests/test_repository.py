@@ -28,7 +28,7 @@ LAYERS = (
     ("headwise", "presets", "starting_values", "score", "projection"),
     ("rotary", "position_slopes", "sdpa", "cache"),
     ("layer_options", "folding", "attention_base", "attention", "multihead", "interop"),
-    ("models",),
+    ("models", "hf"),
     ("tasks",),
     ("compare",),
     ("cli",),

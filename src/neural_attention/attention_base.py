@@ -71,17 +71,7 @@ class AttentionBase(nn.Module):
             "v": (self.value_dim, key_inner),
             "o": (inner, embed_dim),
         }
-        networks = {"mlp", "residual"} & set(self.projections.values())
-        if projection_options and not networks:
-            raise ValueError(
-                f"projection_options {dict(projection_options)} have nothing to act on: no "
-                "projection is 'mlp' or 'residual'."
-            )
-        unknown = sorted(set(projection_options or ()) - {"width_factor", "layer_norm"})
-        if unknown:
-            raise ValueError(
-                f"projection_options has {', '.join(unknown)}: expected width_factor, layer_norm."
-            )
+        layer_options.check_projection_options(projection_options, self.projections)
         built = {
             site: build_projection(
                 kind,

@@ -93,6 +93,26 @@ def resolve_projections(projection: str | Mapping[str, str]) -> dict[str, str]:
     return {site: given.get(site, "linear") for site in SITES}
 
 
+def check_projection_options(
+    options: Mapping[str, Any] | None, projections: Mapping[str, str]
+) -> None:
+    """Whether options of projections are known and have something to act on.
+
+    Raises:
+        ValueError: they are not, or have not.
+    """
+    if options and not {"mlp", "residual"} & set(projections.values()):
+        raise ValueError(
+            f"projection_options {dict(options)} have nothing to act on: no projection is 'mlp' or "
+            "'residual'."
+        )
+    unknown = sorted(set(options or ()) - {"width_factor", "layer_norm"})
+    if unknown:
+        raise ValueError(
+            f"projection_options has {', '.join(unknown)}: expected width_factor, layer_norm."
+        )
+
+
 def check_preserve(init: str, score: str, projections: Mapping[str, str]) -> None:
     """Whether ``init`` is known and has something to act on.
 
