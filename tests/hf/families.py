@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -187,6 +188,11 @@ SCORES: dict[str, dict[str, Any]] = {
     "hybrid": {"score": "hybrid", "positions": "slopes", "score_network": {"width": 6}},
     "alibi": {"score": "dot", "positions": "alibi"},
 }
+
+
+def cache_name(model: Any) -> str:
+    """The argument and output that holds the key-value cache, renamed in transformers 5.24."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def quiet_convert(model: Any, **options: Any) -> Any:

@@ -38,7 +38,9 @@ def neural_attention_forward(
 
     Args:
         module: the attention module, which holds an :class:`AttentionScore`.
-        query, key, value: as the module projected and its cache returned them.
+        query: as the module projected it.
+        key: as its cache, or without one the module, returned it.
+        value: likewise.
         attention_mask: from the mask function registered under the same name, or of the caller's.
             None is a causal mask from the top left where the module is causal and has more than
             one query.

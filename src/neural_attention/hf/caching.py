@@ -32,7 +32,8 @@ class CacheView:
         """As ``Cache.update``: store keys and values, and return all of both."""
         seen = self.cache.get_seq_length(layer_idx)
         new = keys.shape[2]
-        if isinstance(seen, Tensor):  # a static cache counts in place
+        if isinstance(seen, Tensor):  # a static cache, which counts in place
+            seen = _first_position(seen, *args, *kwargs.values())
             seen = seen.to(keys.device).reshape(1).repeat(keys.shape[0])
         if self.stores_features:
             keys = self.score.key_features(keys).to(values.dtype)
@@ -59,6 +60,19 @@ class CacheView:
                 "or allocated in advance, as a static cache is with prefill_chunk_size. Start with "
                 "an empty cache, and leave prefill_chunk_size out."
             )
+
+
+def _first_position(seen: Tensor, *arguments: Any) -> Tensor:
+    """Where a static cache will put the first new key.
+
+    Early versions of transformers 5 count the keys that are not zero, which those of padding may
+    be, and hand the positions to ``update`` in a dictionary.
+    """
+    for argument in arguments:
+        if isinstance(argument, dict) and argument.get("cache_position") is not None:
+            position: Tensor = argument["cache_position"][0]
+            return position
+    return seen
 
 
 def view(cache: Cache, score: AttentionScore) -> tuple[Any, CacheView]:

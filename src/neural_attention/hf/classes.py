@@ -15,7 +15,6 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTraine
 
 from .attention import NAME
 from .conversion import CHILD, apply_plan, make_plan
-from .projections import FusedProjection
 from .score import AttentionScore
 from .settings import Settings
 
@@ -58,15 +57,15 @@ class ConvertedModel:
         model: Any = self
         apply_plan(model, settings, make_plan(model, settings))
 
-    def _init_weights(self, module: Any) -> None:
-        """As the stock model, and for what it does not know."""
-        own = isinstance(module, (AttentionScore, FusedProjection))
-        if not own:
-            super()._init_weights(module)  # type: ignore[misc]
-        elif isinstance(module, AttentionScore) and not any(
-            getattr(parameter, "_is_hf_initialized", False) for parameter in module.parameters()
-        ):
-            module.reset_parameters()
+    def initialize_weights(self) -> None:
+        """As the stock model, and scores that a checkpoint does not have."""
+        model: Any = self
+        for module in model.modules():
+            if isinstance(module, AttentionScore) and not any(
+                getattr(parameter, "_is_hf_initialized", False) for parameter in module.parameters()
+            ):
+                module.reset_parameters()
+        super().initialize_weights()  # type: ignore[misc]
 
 
 @cache

@@ -69,6 +69,11 @@ def apply_plan(model: PreTrainedModel, settings: Settings, plan: Plan) -> None:
             module.register_forward_pre_hook(interface.request_weights, with_kwargs=True)
             module.register_forward_hook(interface.stop_weights, with_kwargs=True)
     model.set_attn_implementation(interface.NAME)
+    for attention in plan.attentions:
+        config: Any = attention.module.config
+        if config._attn_implementation != interface.NAME:
+            # Of a model put together from others, whose modules keep the configuration they had.
+            config._attn_implementation = interface.NAME
 
 
 def _score_arguments(attention: Attention, settings: Settings | None) -> dict[str, Any]:

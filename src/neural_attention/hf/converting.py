@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from .classes import config_class, model_class
 from .conversion import CHILD, apply_plan, make_plan
@@ -120,13 +120,12 @@ def convert(
 
 
 def _own_config(model: PreTrainedModel, settings: Settings) -> None:
-    """A copy of the configuration, since others may share it, that tells of the conversion."""
-    copies: dict[int, Any] = {}
-    config = copy.deepcopy(model.config, copies)
+    """Copies of the configurations, since others may share them; the model's tells of all this."""
+    copies: dict[int, Any] = {}  # one for each, however many modules hold it
     for module in model.modules():
-        if id(getattr(module, "config", None)) in copies:
-            module.config = copies[id(module.config)]
-    setattr(config, CHILD, settings.to_dict())
+        if isinstance(getattr(module, "config", None), PreTrainedConfig):
+            module.config = copy.deepcopy(module.config, copies)
+    setattr(model.config, CHILD, settings.to_dict())
 
 
 def _become_converted(model: PreTrainedModel) -> None:
