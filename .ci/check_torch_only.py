@@ -28,6 +28,13 @@ layer(x, is_causal=True).sum().backward()
 assert x.grad is not None
 assert x.grad.isfinite().all()
 
+try:
+    na.hf  # noqa: B018
+except ImportError as error:
+    assert 'pip install "neural-attention[hf]"' in str(error), error
+else:
+    raise AssertionError("neural_attention.hf loaded without transformers")
+
 command = str(Path(sys.executable).with_name("neural-attention"))
 subprocess.run([command, "--help"], check=True, stdout=subprocess.DEVNULL)
 run = subprocess.run([command, "compare", "lm"], capture_output=True, text=True)

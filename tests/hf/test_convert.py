@@ -244,6 +244,27 @@ def test_unsupported_models_are_refused_by_name():
         na.hf.convert(nn.Linear(2, 2))
 
 
+_SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61}
+OTHERS = {
+    "GPTNeoXForCausalLM": {**_SMALL, "hidden_size": 32, "intermediate_size": 48},
+    "OPTForCausalLM": {**_SMALL, "hidden_size": 32, "ffn_dim": 48, "word_embed_proj_dim": 32},
+    "Olmo2ForCausalLM": {**_SMALL, "hidden_size": 32, "intermediate_size": 48, "pad_token_id": 0},
+    "AlbertForMaskedLM": {**_SMALL, "hidden_size": 32, "intermediate_size": 48},
+    "ElectraForMaskedLM": {**_SMALL, "hidden_size": 32, "intermediate_size": 48},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_models_without_code_of_our_own(name):
+    kind = getattr(transformers, name)
+    stock = kind(kind.config_class(**OTHERS[name])).eval()
+    model = na.hf.convert(copy.deepcopy(stock), projection=dict.fromkeys("o", "residual"))
+    inputs = FAMILIES["bert"].inputs()
+    close(logits(model, inputs), logits(stock, inputs))
+    quiet_convert(stock, score="neural", positions="slopes", init="random")
+    assert not torch.allclose(logits(model, inputs), logits(stock, inputs), atol=1e-4)
+
+
 def test_a_soft_cap_is_refused_and_its_absence_is_not():
     options = dict(FAMILIES["gemma3_text"].options, num_attention_heads=4)
     config = transformers.Gemma2Config(**options)

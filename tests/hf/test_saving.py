@@ -15,7 +15,7 @@ import transformers
 
 import neural_attention as na
 
-from .families import FAMILIES, LAYERS, SCORES, logits
+from .families import FAMILIES, LAYERS, SCORES, disturb, logits
 
 AUTO = {
     "decoder": transformers.AutoModelForCausalLM,
@@ -92,6 +92,35 @@ def test_a_type_outside_the_list_is_loaded_by_name(tmp_path):
     inputs = FAMILIES["llama"].inputs()
     loaded = na.hf.from_pretrained(tmp_path).eval()
     assert torch.equal(logits(loaded, inputs), logits(model, inputs))
+
+
+def test_a_model_of_two_towers(tmp_path):
+    """Gemma 3 with its vision tower: an encoder and a decoder under one configuration."""
+    text = FAMILIES["gemma3_text"].options
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "image_size": 8, "patch_size": 2}
+    config = transformers.Gemma3Config(
+        text_config=dict(text),
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        image_token_index=60,
+        boi_token_index=58,
+        eoi_token_index=59,
+    )
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    tokens = torch.tensor([[5, 58, 60, 60, 60, 60, 59, 7, 8]])
+    inputs = {"input_ids": tokens, "pixel_values": torch.randn(1, 3, 8, 8)}
+    inputs["token_type_ids"] = (tokens == 60).long()
+    expected = logits(model, inputs)
+    na.hf.convert(model, projection="residual")
+    torch.testing.assert_close(logits(model, inputs), expected, atol=1e-5, rtol=1e-5)
+    assert model.config.neural_attention["layers"] == {"encoder": [0], "decoder": [0, 1]}
+    disturb(model)
+    expected = logits(model, inputs)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(loaded, inputs), expected)
 
 
 @pytest.mark.parametrize("name", ["llama", "marian", "roberta", "gpt2"])
@@ -185,3 +214,16 @@ def test_export(name, score):
         program = torch.export.export(model, (), kwargs=inputs)
     assert "neural_attention.attention" in str(program.graph)
     torch.testing.assert_close(program.module()(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_export_with_a_length_that_varies():
+    model = FAMILIES["llama"].converted(**SCORES["hybrid"])
+    inputs = {"input_ids": FAMILIES["llama"].inputs()["input_ids"], "use_cache": False}
+    length = torch.export.Dim("length", min=2, max=64)
+    shapes = {"input_ids": {1: length}, "use_cache": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, about its own
+        program = torch.export.export(model, (), kwargs=inputs, dynamic_shapes=shapes)
+    inputs["input_ids"] = FAMILIES["llama"].inputs(length=17)["input_ids"]
+    found = program.module()(**inputs).logits
+    torch.testing.assert_close(found, logits(model, inputs), atol=1e-5, rtol=1e-5)

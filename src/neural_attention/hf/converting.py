@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .classes import config_class, model_class
+from .classes import model_class
 from .conversion import CHILD, apply_plan, make_plan
 from .discovery import chosen, find_attentions, roles
 from .settings import PURE_SCORES, Settings, check_layers, check_options
@@ -113,28 +113,34 @@ def convert(
             "relative, and takes the rotation's place.",
             stacklevel=2,
         )
-    _own_config(model, settings)
+    kind = _converted_class(model, settings)
+    _own_config(model)
+    model.config.__class__ = kind.config_class
+    setattr(model.config, CHILD, settings.to_dict())
     apply_plan(model, settings, plan)
-    _become_converted(model)
+    model.__class__ = kind
     return model
 
 
-def _own_config(model: PreTrainedModel, settings: Settings) -> None:
-    """Copies of the configurations, since others may share them; the model's tells of all this."""
+def _converted_class(model: PreTrainedModel, settings: Settings) -> Any:
+    """The class that loading would make, which has made an instance.
+
+    transformers remembers then, by class, which outputs it can record.
+    """
+    stock: Any = type(model)
+    stock_config: Any = type(model.config)
+    kind = model_class(stock, stock_config)
+    config = copy.deepcopy(model.config)
+    config.__class__ = kind.config_class
+    setattr(config, CHILD, settings.to_dict())
+    with torch.device("meta"):
+        kind(config)
+    return kind
+
+
+def _own_config(model: PreTrainedModel) -> None:
+    """Copy every configuration that the model holds, since other models may share them."""
     copies: dict[int, Any] = {}  # one for each, however many modules hold it
     for module in model.modules():
         if isinstance(getattr(module, "config", None), PreTrainedConfig):
             module.config = copy.deepcopy(module.config, copies)
-    setattr(model.config, CHILD, settings.to_dict())
-
-
-def _become_converted(model: PreTrainedModel) -> None:
-    """Change the classes of model and configuration to what loading would make."""
-    stock: Any = type(model.config)
-    stock_model: Any = type(model)
-    kind = model_class(stock_model, stock)
-    model.config.__class__ = config_class(stock)
-    # transformers remembers by class, when an instance is made, which outputs it can record.
-    with torch.device("meta"):
-        kind(copy.deepcopy(model.config))
-    model.__class__ = kind

@@ -24,7 +24,7 @@ UNDERSTOOD = frozenset(
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 _HEADS = ("num_heads", "num_attention_heads", "n_heads")
-_HEAD_DIM = ("head_dim", "attention_head_size")
+_HEAD_DIM = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from ..projection import ResidualProjection, build_projection
 from .discovery import Attention
 
 _NAMES = {
-    "q": ("q_proj", "query", "q_lin"),
-    "k": ("k_proj", "key", "k_lin"),
-    "v": ("v_proj", "value", "v_lin"),
-    "o": ("o_proj", "out_proj", "out_lin", "c_proj"),
+    "q": ("q_proj", "query", "q_lin", "q"),
+    "k": ("k_proj", "key", "k_lin", "k"),
+    "v": ("v_proj", "value", "v_lin", "v"),
+    "o": ("o_proj", "out_proj", "out_lin", "c_proj", "dense", "o"),
 }
 # One matrix for several projections, side by side, and the projections it holds by whether a
 # second matrix stands beside it for the queries (cross-attention).
