@@ -280,6 +280,7 @@ def test_a_soft_cap_is_refused_and_its_absence_is_not():
     capped.set_attn_implementation("eager")
     found = na.hf.convert(copy.deepcopy(capped), score="dot", projection="residual")
     close(logits(found, inputs), logits(capped, inputs))
+    assert found(**inputs, output_attentions=True).attentions[0] is not None
 
 
 def test_sinks_are_refused():

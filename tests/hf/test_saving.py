@@ -113,7 +113,7 @@ def test_a_model_of_two_towers(tmp_path):
     inputs = {"input_ids": tokens, "pixel_values": torch.randn(1, 3, 8, 8)}
     inputs["token_type_ids"] = (tokens == 60).long()
     expected = logits(model, inputs)
-    na.hf.convert(model, projection="residual")
+    na.hf.convert(model)
     torch.testing.assert_close(logits(model, inputs), expected, atol=1e-5, rtol=1e-5)
     assert model.config.neural_attention["layers"] == {"encoder": [0], "decoder": [0, 1]}
     disturb(model)

@@ -56,7 +56,9 @@ def neural_attention_forward(
     cache: CacheView | None = kwargs.pop(VIEW, None)
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
-    if not score.is_own and not score.returns_weights:
+    # An eager function gives its weights anyway.
+    passes_on = not score.returns_weights or isinstance(score.fallback, EagerAttention)
+    if not score.is_own and passes_on:
         arguments = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
         return score.fallback(module, query, key, value, attention_mask, **arguments, **kwargs)
     for name in _NOT_COMPUTED:
