@@ -40,6 +40,11 @@ layer(x, is_causal=True).sum().backward()
 assert x.grad is not None
 assert x.grad.isfinite().all()
 
+run = subprocess.run(
+    [sys.executable, "-c", "import neural_attention as na; na.hf"], capture_output=True
+)
+assert b'pip install "neural-attention[hf]"' in run.stderr, run.stderr
+
 command = str(Path(sys.executable).with_name("neural-attention"))
 subprocess.run([command, "--help"], check=True, stdout=subprocess.DEVNULL)
 found = json.loads(

@@ -29,7 +29,7 @@ LAYERS = (
     ("rotary", "position_slopes", "sdpa", "cache"),
     ("layer_options", "folding", "attention_base", "attention", "multihead", "interop"),
     ("doctor",),
-    ("models",),
+    ("models", "hf"),
     ("tasks",),
     ("compare",),
     ("bench",),

@@ -1,5 +1,8 @@
 """Attention whose scores and projections are small neural networks, for PyTorch."""
 
+from importlib import import_module
+from types import ModuleType
+
 from .attention import NeuralAttention
 from .cache import KeyValueCache
 from .functional import ScoreWeights, neural_attention
@@ -16,3 +19,10 @@ __all__ = [
     "ScoreWeights",
     "neural_attention",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """``neural_attention.hf``, loaded when it is first used: it imports transformers."""
+    if name == "hf":
+        return import_module(".hf", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,6 +26,10 @@ Measure its speed; see what this machine has, and what is missing:
   neural-attention bench                               time and memory beside torch's kernel
   neural-attention doctor
 
+Put it into a transformers model:
+
+  neural-attention convert MODEL OUT --score hybrid --init preserve
+
 In Python:
 
   import neural_attention as na
@@ -59,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except ImportError as error:
         message = str(error)
-        _complain(message if EXTRA in message else f"{message}; this command needs: {EXTRA}")
+        _complain(message if "pip install" in message else f"{message}; this needs: {EXTRA}")
         return 2
     except (ValueError, OSError) as error:
         _complain(str(error))
@@ -87,13 +91,15 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="neural-attention", description="Neural attention: compare it with the dot product."
+        prog="neural-attention",
+        description="Neural attention: compare it with the dot product, put it into a model.",
     )
     parser.add_argument("--version", action="version", version=f"neural-attention {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     compare = commands.add_parser("compare", help="train models that differ in attention only")
     tasks = compare.add_subparsers(title="tasks", metavar="lm", required=True, dest="task")
     _add_lm(tasks)
+    _add_convert(commands)
     add_bench(commands)
     _add_doctor(commands)
     return parser
@@ -148,6 +154,80 @@ def _add_lm(tasks: Any) -> None:
     lm.add_argument("--quiet", action="store_true", help="no progress")
     lm.add_argument("--json", action="store_true", help="the result as JSON on stdout")
     lm.set_defaults(run=_compare_lm)
+
+
+def _add_convert(commands: Any) -> None:
+    convert = commands.add_parser(
+        "convert",
+        help="put score networks and neural projections into a transformers model",
+        description=(
+            "Convert a transformers checkpoint and save it beside its tokenizer. The result is "
+            "opened by the Auto classes after `import neural_attention.hf`."
+        ),
+    )
+    convert.add_argument("model", metavar="MODEL", help="a folder or a name on the hub")
+    convert.add_argument("out", metavar="OUT", help="a folder that does not exist yet")
+    convert.add_argument(
+        "--score", default="hybrid", help="hybrid (default), neural, additive or dot (the model's)"
+    )
+    convert.add_argument(
+        "--projection",
+        nargs="+",
+        default=["linear"],
+        metavar="KIND",
+        help="linear (default), mlp, residual or karbevski; or by place, such as q=mlp k=mlp o=mlp",
+    )
+    convert.add_argument(
+        "--positions", default="model", help="model (default: its own), slopes, alibi or none"
+    )
+    convert.add_argument(
+        "--layers", nargs="+", type=int, metavar="N", help="indices of layers (default: all)"
+    )
+    convert.add_argument(
+        "--roles", nargs="+", metavar="ROLE", help="some of encoder, decoder, cross (default: all)"
+    )
+    convert.add_argument(
+        "--init",
+        default="preserve",
+        help="preserve (default: compute what the model did) or random",
+    )
+    convert.add_argument("--width", type=int, help="channels of the score network (default: 16)")
+    convert.add_argument("--preset", help="of the score network: paper, release, bahdanau or gatv2")
+    convert.set_defaults(run=_convert)
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from neural_attention.hf.folders import convert_folder
+
+    projection: str | dict[str, str] = options.projection[0]
+    if len(options.projection) > 1 or "=" in projection:
+        pairs = [part.partition("=") for part in options.projection]
+        projection = {site: kind for site, _, kind in pairs}
+    layers = options.layers
+    if options.roles:
+        layers = dict.fromkeys(options.roles, options.layers)
+    network = {"width": options.width, "preset": options.preset}
+    network = {name: value for name, value in network.items() if value is not None}
+    done = convert_folder(
+        options.model,
+        options.out,
+        score=options.score,
+        projection=projection,
+        positions=options.positions,
+        layers=layers,
+        init=options.init,
+        score_network=network or None,
+    )
+    before, after = done.parameters
+    print(f"{options.out}: {done.model_class}")
+    for role, indices in done.layers.items():
+        print(f"{role} layers: {', '.join(map(str, indices))}")
+    print(f"parameters: {before:,} before, {after:,} after")
+    if done.cache.before:
+        print(f"cache, bytes a token: {done.cache.before:,} before, {done.cache.after:,} after")
+    if not done.has_processor:
+        print("tokenizer: none was found")
+    return 0
 
 
 def _compare_lm(options: argparse.Namespace) -> int:

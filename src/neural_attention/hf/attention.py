@@ -1,0 +1,192 @@
+"""The attention function that converted models call, and the hooks around it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, Cache
+from transformers.masking_utils import sdpa_mask
+
+from .caching import CacheView, view
+from .score import AttentionScore
+
+NAME = "neural_attention"
+# The keyword in which a module passes its cache's view on to its attention function.
+VIEW = "neural_attention_cache"
+FALLBACKS = ("eager", "sdpa")
+
+# Keywords that change attention weights, given by some models; see discovery.UNDERSTOOD.
+_NOT_COMPUTED = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")
+
+
+def neural_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Transformers' attention interface: ``(B, H, L, D)`` in, ``(B, Lq, H, Dv)`` and maps out.
+
+    Args:
+        module: the attention module, which holds an :class:`AttentionScore`.
+        query: as the module projected it.
+        key: as its cache, or without one the module, returned it.
+        value: likewise.
+        attention_mask: from the mask function registered under the same name, or of the caller's.
+            None is a causal mask from the top left where the module is causal and has more than
+            one query.
+        dropout: probability of dropping an attention weight.
+        scaling: of the dot product.
+        is_causal: whether later keys are hidden; the module's attribute if None.
+        kwargs: what else the model hands over.
+
+    Raises:
+        ValueError: a keyword that would change the weights and is not computed here.
+    """
+    score: AttentionScore = module.neural_attention  # type: ignore[assignment]
+    cache: CacheView | None = kwargs.pop(VIEW, None)
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    # An eager function gives its weights anyway.
+    passes_on = not score.returns_weights or isinstance(score.fallback, EagerAttention)
+    if not score.is_own and passes_on:
+        arguments = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
+        return score.fallback(module, query, key, value, attention_mask, **arguments, **kwargs)
+    for name in _NOT_COMPUTED:
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} gives its attention {name!r}, which a converted model "
+                "does not compute."
+            )
+    offset = None if cache is None else cache.query_offset
+    causal = is_causal and attention_mask is None and query.shape[2] > 1
+    if causal and offset is None:
+        offset = 0
+    options: dict[str, Any] = {
+        "keys_are_features": cache is not None and cache.stores_features,
+        "scale": scaling,
+        "attn_mask": attention_mask,
+        "is_causal": causal,
+        "query_offset": offset,
+    }
+    out = score(query, key, value, dropout_p=dropout, **options)
+    weights = (
+        score.attention_weights(query, key, value, **options) if score.returns_weights else None
+    )
+    return out.transpose(1, 2), weights
+
+
+def fallback_of(kind: type[nn.Module], implementation: str) -> Callable[..., Any]:
+    """The attention function that a class of modules uses under an implementation's name.
+
+    Raises:
+        ValueError: neither ``eager`` nor ``sdpa``.
+    """
+    if implementation == "sdpa":
+        return AttentionInterface()["sdpa"]
+    if implementation != "eager":
+        raise ValueError(
+            f"the model's attention implementation is {implementation!r}: expected "
+            f"{' or '.join(FALLBACKS)}. Call model.set_attn_implementation('sdpa') before."
+        )
+    return EagerAttention(inspect.unwrap(kind.forward).__globals__["eager_attention_forward"])
+
+
+class EagerAttention:
+    """A model's own eager function, which adds its mask and knows no causality without one."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        is_causal: bool,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """See :func:`neural_attention_forward`."""
+        if attention_mask is None and is_causal and query.shape[2] > 1:
+            shape = 1, 1, query.shape[2], key.shape[2]
+            attention_mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()
+        if attention_mask is not None and attention_mask.dtype == torch.bool:
+            lowest = torch.finfo(query.dtype).min
+            zero = torch.zeros((), dtype=query.dtype, device=query.device)
+            attention_mask = torch.where(attention_mask, zero, lowest)
+        return self.function(module, query, key, value, attention_mask, **kwargs)
+
+
+def adapt_arguments(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Forward pre-hook of an attention module: its cache through a view, its rotation off.
+
+    Raises:
+        ValueError: somebody changed the attention implementation of a converted model.
+    """
+    score: AttentionScore = module.neural_attention  # type: ignore[assignment]
+    if not score.is_own:
+        return None
+    implementation = module.config._attn_implementation  # type: ignore[union-attr]
+    if implementation != NAME:
+        raise ValueError(
+            f"the attention implementation of this converted model was changed to "
+            f"{implementation!r}, which does not know its scores: "
+            f"call model.set_attn_implementation({NAME!r})."
+        )
+    found: list[CacheView] = []
+
+    def adapt(argument: Any) -> Any:
+        if not isinstance(argument, Cache):
+            return argument
+        replaced, seen = view(argument, score)
+        found.append(seen)
+        return replaced
+
+    args = tuple(adapt(argument) for argument in args)
+    kwargs = {name: adapt(argument) for name, argument in kwargs.items()}
+    if found:
+        kwargs[VIEW] = found[0]
+    if score.turns_off_rotation and "position_embeddings" in kwargs:
+        cos, sin = kwargs["position_embeddings"]
+        kwargs["position_embeddings"] = torch.ones_like(cos), torch.zeros_like(sin)
+    return args, kwargs
+
+
+def request_weights(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Forward pre-hook of a model: tell its attention that maps are wanted.
+
+    Not every model hands ``output_attentions`` down to its attention modules.
+    """
+    if kwargs.get("output_attentions"):
+        _set_returns_weights(model, True)
+
+
+def stop_weights(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
+    """Forward hook of a model: the end of :func:`request_weights`."""
+    if kwargs.get("output_attentions"):
+        _set_returns_weights(model, False)
+
+
+def _set_returns_weights(model: nn.Module, wanted: bool) -> None:
+    for module in model.modules():
+        if isinstance(module, AttentionScore):
+            module.returns_weights = wanted
+
+
+AttentionInterface.register(NAME, neural_attention_forward)
+AttentionMaskInterface.register(NAME, sdpa_mask)
