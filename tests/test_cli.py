@@ -85,6 +85,7 @@ needs_comparison = pytest.mark.skipif(
         (["--tokenizer", ""], "the tokeniser has an empty name"),
         (["--out", ""], "the output folder has an empty name"),
         (["--out", " "], "the output folder has an empty name"),
+        (["--arms", "dot+feed_forward=4611686018427387904"], "from 1 to 1,048,576"),
     ],
 )
 def test_mistakes_of_the_user_end_with_one_message(capsys, tmp_path, options, says):
@@ -112,6 +113,81 @@ def test_an_output_folder_that_cannot_be_written_is_refused(capsys, tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     assert "cannot write" in refused(capsys, *LM, "--quiet", "--out", str(file / "out"))
+
+
+@needs_comparison
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("runs", "folder"), ("data", "folder"), ("result.json", "file"), ("curves.png", "file")],
+)
+def test_what_stands_in_the_way_is_named_before_the_training(capsys, tmp_path, name, kind):
+    path = tmp_path / name
+    path.write_text("mine") if kind == "folder" else path.mkdir()
+    message = refused(capsys, *LM, "--quiet", "--out", str(tmp_path))
+    assert message == (
+        f"neural-attention: cannot use {path} (a {kind} is needed there): move away what stands "
+        "there, or give another folder with --out."
+    )
+    assert path.exists()
+
+
+@needs_comparison
+def test_a_tilde_in_the_output_folder_is_the_home_folder(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    refused(capsys, *LM, "--quiet", "--out", "~/out", "--data", "absent.txt")
+    assert (tmp_path / "out").is_dir()
+    assert not (tmp_path / "~").exists()
+
+
+@needs_comparison
+@pytest.mark.skipif(sys.platform != "linux", reason="needs names that are no UTF-8")
+def test_an_output_folder_whose_name_is_no_utf_8_is_refused(capsys, tmp_path):
+    message = refused(capsys, *LM, "--quiet", "--out", str(tmp_path / "bad\udcff"))
+    assert "has a name that is not UTF-8" in message
+
+
+@needs_comparison
+def test_arms_whose_trial_crashes_end_with_one_line(capsys, tmp_path, monkeypatch):
+    from neural_attention.compare.processes import JobFailed, Workers
+
+    def crash(self, kind, *_):
+        raise JobFailed("RuntimeError: Storage size calculation overflowed", "a long dump")
+
+    monkeypatch.setattr(Workers, "run", crash)
+    message = refused(capsys, *LM, "--quiet", "--out", str(tmp_path))
+    assert message.endswith(
+        "the arms cannot be built: RuntimeError: Storage size calculation overflowed"
+    )
+
+
+@needs_comparison
+def test_data_too_short_for_any_tokeniser_are_refused_before_arms_are_built(
+    capsys, tmp_path, monkeypatch
+):
+    from neural_attention.compare.processes import Workers
+
+    monkeypatch.setattr(Workers, "run", lambda *_: pytest.fail("a job was started"))
+    (tmp_path / "text.txt").write_text("a few words, too few\n" * 10)
+    message = refused(
+        capsys, *LM, "--quiet", "--out", str(tmp_path), "--data", str(tmp_path / "text.txt")
+    )
+    assert "one sequence needs" in message
+
+
+def test_a_letter_that_the_terminal_lacks_costs_nothing_else():
+    code = (
+        "import sys; from neural_attention.cli import main; main(['--version']); print('\\udcff文')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.stdout.endswith("\\udcff\\u6587\n")
 
 
 @needs_comparison

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import pytest
@@ -27,7 +28,13 @@ from neural_attention.tasks.json_files import NUMBER, has_form
 from .small_comparisons import Said, spec_content
 
 SPEC = RunSpec(**spec_content())
-SCORE = {"tokens": 9, "bytes": 30, "loss": 2.5, "perplexity": 12.2, "bits_per_byte": 1.1}
+SCORE = {
+    "tokens": 9,
+    "bytes": 30,
+    "loss": 2.5,
+    "perplexity": math.exp(2.5),
+    "bits_per_byte": 1.1,
+}
 RESULT = {
     "key": SPEC.key,
     "arm": "odd",
@@ -41,6 +48,7 @@ RESULT = {
     "peak_memory_bytes": 1000,
     "dead_heads": {"at_start": {}, "after_training": {"1": [0]}},
     "curve": [{"step": 4, "validation_loss": 3.0}],
+    "training_curve": [{"step": 4, "loss": 3.1}],
     "data_order_sha256": "ab",
     "initial_values": {"shared": 3, "own": ["a"]},
     "resumed_from": None,
@@ -65,6 +73,10 @@ TIMING = {"key": SPEC.key, "ours": 10.0, "sdpa": 9, "command_started": "then"}
         ({"a": 1, "b": None}, {str: int}),
         ({"a": 1}, {"a": int, "b": int}),
         ([], {"a": int}),
+        ({"a": 1, "b": 2}, {"a": int}),
+        (10**400, NUMBER),
+        (-(10**400), int),
+        (3, lambda value: value > 3),
         (1, "1"),
         (1, True),
     ],
@@ -92,6 +104,7 @@ def test_every_field_that_is_read_back_is_checked(tmp_path, content, form):
     assert read(content) == (content, None)
     for name in content:
         wrong = [{k: v for k, v in content.items() if k != name}, {**content, name: {"x": []}}]
+        wrong += [{**content, "more": float("nan")}, {**content, name: 10**400}]
         if isinstance(content[name], dict):
             wrong.append({**content, name: {}})
         for changed in wrong:
@@ -99,6 +112,44 @@ def test_every_field_that_is_read_back_is_checked(tmp_path, content, form):
             assert found is None, name
             assert "damaged" in note
             assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"validation": {**SCORE, "loss": 1e4}},
+        {"validation": {**SCORE, "loss": 2.4}},
+        {"validation": {**SCORE, "loss": -1e4, "perplexity": 0.0}},
+        {"validation": {**SCORE, "more": 1}},
+        {"peak_memory_bytes": 1e300},
+        {"tokens_per_second": -1.0},
+        {"curve": [{"step": 10**400, "validation_loss": 3.0}]},
+        {"curve": [{"step": 4, "validation_loss": 3.0, "more": float("nan")}]},
+        {"dead_heads": {"at_start": {}, "after_training": {}, "more": 3}},
+    ],
+)
+def test_numbers_that_cannot_be_are_damage(tmp_path, changes):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({**RESULT, **changes}))
+    found, note = read_or_set_aside(path, result_form(SPEC))
+    assert found is None
+    assert "damaged" in note
+
+
+@pytest.mark.parametrize("loss", [1e4, -3.0, 2.4])
+def test_a_test_score_whose_numbers_disagree_is_damage(loss):
+    whole = {**SCORE, "key": SPEC.key}
+    assert has_form(whole, score_form(SPEC))
+    assert not has_form({**whole, "loss": loss}, score_form(SPEC))
+
+
+def test_a_folder_where_a_file_must_be_is_set_aside(tmp_path):
+    for _ in range(2):
+        (tmp_path / "test.json").mkdir()
+        found, note = read_or_set_aside(tmp_path / "test.json", score_form(SPEC))
+        assert found is None
+        assert "set aside" in note
+        assert not (tmp_path / "test.json").exists()
 
 
 def test_a_run_without_a_validation_score_must_have_diverged():
@@ -146,9 +197,9 @@ def test_a_checkpoint_that_was_cut_off_or_changed_is_passed_over(tmp_path):
 # The summary
 
 
-def summary_of(key, **tests):
+def summary_of(key, rate=1e-3, **tests):
     arms = {
-        name: {"results": [{"seed": 0, "test": SCORE if has_test else None}]}
+        name: {"results": [{"seed": 0, "learning_rate": rate, "test": SCORE if has_test else None}]}
         for name, has_test in tests.items()
     }
     return {"key": key * 64, "arms": arms}
@@ -171,7 +222,9 @@ def test_the_summary_of_another_configuration_is_kept(tmp_path):
     assert (tmp_path / "curves-aaaaaaaa.png").is_file()
 
 
-@pytest.mark.parametrize("content", ['{"key": "a', "{}", '{"key": 3, "arms": {}}', "[]"])
+@pytest.mark.parametrize(
+    "content", ['{"key": "a', "{}", '{"key": 3, "arms": {}}', '{"key": "a/b", "arms": {}}', "[]"]
+)
 def test_a_damaged_summary_is_called_damaged_and_kept_under_a_whole_name(tmp_path, content):
     (tmp_path / "result.json").write_text(content)
     note = write_summary(tmp_path, summary_of("a", dot=True))
@@ -191,6 +244,14 @@ def test_a_summary_with_more_test_scores_is_not_replaced(tmp_path):
     assert "result-aaaaaaaa-2.json" in note
     assert json.loads((tmp_path / "result-aaaaaaaa.json").read_text()) == kept
     assert write_summary(tmp_path, summary_of("a", dot=True, neural=True)) is None
+
+
+def test_a_summary_at_a_better_rate_is_kept_where_that_rate_fails_later(tmp_path):
+    write_summary(tmp_path, summary_of("a", rate=1e-3, dot=True))
+    note = write_summary(tmp_path, summary_of("a", rate=1e-2, dot=True))
+    assert "test scores that this one lacks" in note
+    kept = json.loads((tmp_path / "result-aaaaaaaa.json").read_text())
+    assert kept == summary_of("a", rate=1e-3, dot=True)
 
 
 # What has changed
@@ -346,6 +407,21 @@ def test_a_file_with_the_right_key_and_a_wrong_field_is_made_again(copied, name,
     for score in ("validation_perplexity", "test_perplexity"):
         assert found["arms"]["dot"][score] == summary["arms"]["dot"][score]
     assert found["arms"]["dot"]["sdpa_tokens_per_second"] > 0
+
+
+def test_a_picture_that_cannot_be_drawn_costs_neither_summary_nor_table(copied, monkeypatch):
+    summary, folder, _ = copied
+    from neural_attention.compare import comparison
+
+    def fail(*_):
+        raise UnicodeEncodeError("utf-8", "x", 0, 1, "surrogates not allowed")
+
+    monkeypatch.setattr(comparison, "draw_curves", fail)
+    (folder / "result.json").unlink()
+    found, said = again(folder)
+    assert any("curves.png could not be drawn: 'utf-8' codec" in line for line in said)
+    assert (folder / "result.json").is_file()
+    assert found["arms"] == json.loads(json.dumps(summary["arms"]))
 
 
 def test_damaged_tokens_are_made_again_and_fit_the_runs_there_are(copied):

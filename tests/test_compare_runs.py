@@ -35,6 +35,48 @@ def test_a_job_that_crashes_is_told_apart_from_a_mistake():
         workers.run("count", bad, lambda message: None)
 
 
+def test_a_crash_is_told_in_one_line_and_kept_at_length():
+    with pytest.raises(JobFailed) as failed:
+        Workers("cpu").run("train", {}, lambda message: None)
+    assert failed.value.why == "KeyError: 'folder'"
+    assert failed.value.details.startswith("Traceback")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is sent as a signal")
+def test_ctrl_c_does_not_wait_for_the_import_of_the_fork_server(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, sys, time\n"
+        "if 'forkserver' in ' '.join(sys.orig_argv):\n"
+        f"    pathlib.Path({str(tmp_path / 'importing')!r}).touch()\n"
+        "    time.sleep(300)\n"
+    )
+    code = (
+        "from neural_attention.compare import processes\n"
+        "processes._MODULE = 'slow'\n"
+        "processes.Workers('cpu').run('count', {}, print)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        start_new_session=True,
+        # A test run in the background may have inherited that SIGINT is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "importing").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 # Whole comparisons
 
 

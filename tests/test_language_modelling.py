@@ -80,6 +80,20 @@ def test_scoring_leaves_the_model_in_training_mode():
     assert model.training
 
 
+def test_losses_leave_the_device_before_they_become_float64():
+    # Apple's GPU has no float64.
+    called = []
+
+    class Order(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            called.append(getattr(function, "__name__", ""))
+            return function(*args, **(kwargs or {}))
+
+    with Order():
+        strided_score(Recency(), np.arange(5), length=4, stride=2, start_token=0, num_bytes=5)
+    assert called.index("cpu") < called.index("double")
+
+
 @pytest.mark.parametrize("stride", [0, 9])
 def test_a_stride_outside_the_window_is_refused(stride):
     with pytest.raises(ValueError, match="between 1 and the length, 8"):

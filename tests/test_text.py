@@ -52,6 +52,26 @@ def test_a_file_is_split_by_position_at_line_ends(tmp_path):
     assert 0.03 < len(text.validation) / len(LINES) < 0.07
 
 
+def test_a_name_that_is_no_utf_8_becomes_text_that_can_be_written(tmp_path):
+    path = tmp_path / "bad\udcff.txt"
+    try:
+        path.write_text(LINES, encoding="utf-8")
+    except (OSError, UnicodeError):
+        pytest.skip("this file system takes UTF-8 names alone")
+    for source in (path, tmp_path):
+        load_text(str(source)).source.encode()
+    assert r"bad\udcff.txt" in load_text(str(path)).source
+    path.write_text("")
+    with pytest.raises(ValueError, match="is empty") as refused:
+        load_text(str(path))
+    str(refused.value).encode()
+
+
+def test_the_home_of_a_user_that_there_is_not_is_no_file():
+    with pytest.raises(FileNotFoundError, match="no file or folder '~nobody-here/x/'"):
+        load_text("~nobody-here/x/")
+
+
 def test_a_text_of_one_line_is_split_all_the_same(tmp_path):
     text = load_text(write(tmp_path / "line.txt", "word " * 1000))
     assert len(text.train) == 4500
@@ -256,15 +276,40 @@ def test_tokens_are_read_again_and_made_anew_when_damaged(tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"counts": 3}, {"counts": {"train": 1}}, {"vocab_size": "300"}, {"bytes": {}}, {"sha256": 0}],
+    [
+        {"counts": 3},
+        {"counts": {"train": 1}},
+        {"vocab_size": "300"},
+        {"vocab_size": 1},
+        {"start_token": 99_999},
+        {"tokenizer": "another"},
+        {"bytes": {}},
+        {"sha256": 0},
+        {"more": 1},
+    ],
+    ids=str,
 )
 def test_a_description_of_tokens_with_a_wrong_field_is_made_anew(tmp_path, changes):
     files = tokenise(SMALL, tmp_path, vocab_size=300)
     path = Path(files.folder) / "tokens.json"
     whole = path.read_text()
     path.write_text(json.dumps({**json.loads(whole), **changes}))
-    assert tokenise(SMALL, tmp_path, vocab_size=300) == files
+    said = []
+    assert tokenise(SMALL, tmp_path, vocab_size=300, say=said.append) == files
     assert path.read_text() == whole
+    assert ["are damaged: set aside as" in line for line in said] == [True]
+    (aside,) = tmp_path.glob("*.unreadable")
+    assert json.loads((aside / "tokens.json").read_text()) == {**json.loads(whole), **changes}
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_trained_tokeniser_that_is_damaged_is_made_anew(tmp_path, name):
+    files = tokenise(SMALL, tmp_path, vocab_size=300)
+    path = Path(files.folder) / "tokenizer" / name
+    whole = path.read_bytes()
+    path.write_bytes(b"")
+    assert tokenise(SMALL, tmp_path, vocab_size=300) == files
+    assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY"])

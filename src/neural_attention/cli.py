@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 when it did what was asked; 1 when a run failed; 2 for a mistake of the user's, told in
         one message on stderr; 130 after Ctrl-C.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As stderr does: a letter that the terminal lacks must not cost the rest.
+        sys.stdout.reconfigure(errors="backslashreplace")
     parser = _parser()
     try:
         options = parser.parse_args(arguments)

@@ -24,6 +24,12 @@ GRAMMAR = (
 )
 
 
+LARGEST_SIZE = 1 << 20
+"""Of widths and heads: far beyond any model, and small enough for products of two of them."""
+
+LONGEST_ARM = 500
+
+
 @dataclass(frozen=True)
 class Arm:
     """One side of a comparison: an attention, and which layers have it.
@@ -84,14 +90,18 @@ def parse_arm(text: str) -> Arm:
             :data:`GRAMMAR`.
 
     Raises:
-        ValueError: an unknown or repeated part, a value that is no number, or an option that the
-            score does not have; the message lists what is known.
+        ValueError: an unknown or repeated part, a value that is no number or too large
+            a one, or an option that the score does not have; the message lists what is known.
 
     >>> parse_arm("neural:release+layers=first").layers
     'first'
     >>> parse_arm("projection=mlp").score
     'dot'
     """
+    if len(text) > LONGEST_ARM:
+        raise ValueError(
+            f"arm '{text[:60]}…' has {len(text):,} characters: {LONGEST_ARM} at most are taken."
+        )
     parts = [part.strip() for part in text.split("+")]
     score, preset = "dot", None
     if parts[0].partition(":")[0] in SCORES:
@@ -156,8 +166,11 @@ def check_arms(arms: Iterable[Arm]) -> None:
 
 
 def _whole(text: str, key: str, value: str) -> int:
-    if not value.isascii() or not value.isdigit() or int(value) < 1:
-        raise ValueError(f"arm {text!r}: {key} is {value!r}, a whole number from 1 is needed.")
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= LARGEST_SIZE:
+        raise ValueError(
+            f"arm {text!r}: {key} is {value!r}, a whole number from 1 to {LARGEST_SIZE:,} is "
+            "needed."
+        )
     return int(value)
 
 

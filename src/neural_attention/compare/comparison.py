@@ -31,6 +31,7 @@ from neural_attention.compare.summary import summarise
 from neural_attention.tasks.json_files import write_json
 from neural_attention.tasks.text import TextSplits
 from neural_attention.tasks.tokens import TokenFiles
+from neural_attention.tasks.wording import legible, magnitude
 
 
 @dataclass
@@ -112,8 +113,14 @@ class Comparison:
         note = write_summary(self.root, summary)
         if note is not None:
             self.progress.say(note)
-        draw_curves(summary, self.root / "curves.png")
+        self._draw(summary)
         return summary
+
+    def _draw(self, summary: dict[str, Any]) -> None:
+        try:
+            draw_curves(summary, self.root / "curves.png")
+        except Exception as error:  # noqa: BLE001 (the numbers are there without a picture)
+            self.progress.say(f"curves.png could not be drawn: {error or type(error).__name__}")
 
     def _specs(self) -> dict[str, RunSpec]:
         environment = {
@@ -174,10 +181,10 @@ class Comparison:
         try:
             result = self.workers.run("train", payload, self._on_progress(label))
         except JobFailed as failure:
-            why = str(failure).strip()
-            crash.write_text(why + "\n", encoding="utf-8")
-            self.failures.append({"run": label, "why": why.splitlines()[-1]})
-            self.progress.end(f"failed: {why.splitlines()[-1]} (see {crash})")
+            why = legible(failure.why)
+            crash.write_text(legible(failure.details).rstrip() + "\n", encoding="utf-8")
+            self.failures.append({"run": label, "why": why})
+            self.progress.end(f"failed: {why} (see {crash})")
             return None
         crash.unlink(missing_ok=True)
         self.progress.end(_outcome(result))
@@ -209,8 +216,7 @@ class Comparison:
             try:
                 rates = self.workers.run("time_sdpa", {"spec": asdict(spec)}, ignore)
             except (JobFailed, JobMistake) as failure:
-                last = str(failure).strip().splitlines()[-1]
-                self.notes.append(f"{spec.arm} was not timed on torch's sdpa: {last}")
+                self.notes.append(f"{spec.arm} was not timed on torch's sdpa: {failure}")
                 return None
             timing = {"key": spec.key, **rates, "command_started": self.started}
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -226,8 +232,8 @@ class Comparison:
                 payload = {"spec": asdict(spec), "folder": str(folder)}
                 measured = self.workers.run("test", payload, ignore)
             except JobFailed as failure:
-                last = str(failure).strip().splitlines()[-1]
-                self.failures.append({"run": f"test of {folder.name}", "why": last})
+                why = legible(failure.why)
+                self.failures.append({"run": f"test of {folder.name}", "why": why})
                 return None
             score = {"key": spec.key, **measured}
             write_json(folder / "test.json", score)
@@ -251,6 +257,6 @@ def _outcome(result: dict[str, Any]) -> str:
     rate = result["tokens_per_second"]
     shown = f", {rate:,.0f} tokens/s" if rate is not None else ""
     return (
-        f"validation perplexity {result['validation']['perplexity']:.2f}, "
+        f"validation perplexity {magnitude(result['validation']['perplexity'], 2)}, "
         f"{result['training_seconds']:.0f} s{shown}"
     )

@@ -49,7 +49,8 @@ def run_job(kind: str, payload: dict[str, Any], connection: Connection) -> None:
     """Do a job and send what comes of it.
 
     Messages are pairs: ``("progress", dict)`` any number of times, then one of ``("result",
-    value)``, ``("mistake", text)`` for what the user can mend, and ``("crash", traceback)``.
+    value)``, ``("mistake", text)`` for what the user can mend, and ``("crash", (line,
+    traceback))``.
     """
     # Ctrl-C reaches the whole group of processes: the parent decides and ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -65,8 +66,10 @@ def run_job(kind: str, payload: dict[str, Any], connection: Connection) -> None:
     except BrokenPipeError:
         # The parent is gone: nobody wants the result, and what is on disk is whole.
         os._exit(1)
-    except Exception:  # noqa: BLE001 (the parent is told, whatever it is)
-        connection.send(("crash", traceback.format_exc()))
+    except Exception as error:  # noqa: BLE001 (the parent is told, whatever it is)
+        # The first line alone: torch's errors may go on with a dump of its C++ stack.
+        line = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+        connection.send(("crash", (line, traceback.format_exc())))
     finally:
         connection.close()
 

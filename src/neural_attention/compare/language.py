@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from neural_attention.compare.arms import Arm, check_arms, parse_arm
+from neural_attention.compare.arms import LARGEST_SIZE, Arm, check_arms, parse_arm
 from neural_attention.compare.comparison import Comparison, ignore
 from neural_attention.compare.devices import resolve_device
 from neural_attention.compare.locking import Locked, locked
 from neural_attention.compare.presets import DEFAULT_ARMS, LanguagePreset, choose_preset
-from neural_attention.compare.processes import Workers
+from neural_attention.compare.processes import JobFailed, Workers
 from neural_attention.compare.progress import Progress
 from neural_attention.compare.runs import spec_of
-from neural_attention.tasks.text import load_text, overlaps
+from neural_attention.tasks.text import TextSplits, load_text, overlaps
 from neural_attention.tasks.tokens import PARTS, TokenFiles, tokenise
-from neural_attention.tasks.wording import counted
+from neural_attention.tasks.wording import counted, legible
 
 
 def compare_language_models(
@@ -68,7 +71,8 @@ def compare_language_models(
     Raises:
         ValueError: an argument that does not fit; the message says which.
         FileNotFoundError, ConnectionError: the data cannot be had.
-        OSError: ``out`` cannot be written, or another comparison is writing to it.
+        OSError: ``out`` cannot be written, another comparison is writing to it, or a process that
+            tries the arms dies.
         ImportError: a package is missing.
     """
     chosen = choose_preset(preset, model, steps, seeds, learning_rates)
@@ -80,18 +84,21 @@ def compare_language_models(
     workers = Workers(resolve_device(device))
     root = _prepare_folder(out)
     try:
-        with locked(root / "lock", wait_s=0):
+        with _saying_what_to_move_away(root), locked(root / "lock", wait_s=0):
+            _check_places(root)
             workers.start_server()
             text = load_text(chosen.data if data is None else data)
             progress.say(f"data: {text.source}; sha256 {text.sha256[:16]}")
             repeated = overlaps(text)
             for note in repeated:
                 progress.say(f"warning: {note}")
+            _check_bytes(text, chosen)
             fitting, notes = _fit_arms(parsed, chosen, workers, control=control)
             files = tokenise(
                 text,
                 root / "data",
                 tokenizer=chosen.tokenizer if tokenizer is None else tokenizer,
+                say=progress.say,
                 vocab_size=chosen.vocab_size,
             )
             _check_length(files, chosen)
@@ -109,17 +116,47 @@ def compare_language_models(
 def _prepare_folder(out: str | Path) -> Path:
     if not str(out).strip():
         raise ValueError("the output folder has an empty name: give one with --out.")
-    root = Path(out)
+    root = Path(os.path.expanduser(out))
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root):
             pass
     except OSError as error:
         raise OSError(
-            f"cannot write to the output folder {root} ({error.strerror or error}): give another "
-            "with --out."
+            f"cannot write to the output folder {legible(root)} ({error.strerror or error}): give "
+            "another with --out."
         ) from error
-    return root.resolve()
+    root = root.resolve()
+    if legible(root) != str(root):
+        raise ValueError(
+            f"the output folder {legible(root)} has a name that is not UTF-8, which the files of "
+            "models and tokenisers cannot have: give another with --out."
+        )
+    return root
+
+
+@contextlib.contextmanager
+def _saying_what_to_move_away(root: Path) -> Iterator[None]:
+    """A file where a folder must be, a folder where a file must be, or no right to one of them."""
+    try:
+        yield
+    except OSError as error:
+        path = error.filename2 or error.filename
+        if not isinstance(path, str) or not Path(path).is_relative_to(root):
+            raise
+        raise OSError(
+            f"cannot use {path} ({error.strerror}): move away what stands there, or give another "
+            "folder with --out."
+        ) from error
+
+
+def _check_places(root: Path) -> None:
+    """Better now than after the training."""
+    places = {"result.json": "file", "curves.png": "file", "data": "folder", "runs": "folder"}
+    for name, kind in places.items():
+        path = root / name
+        if path.exists() and path.is_dir() != (kind == "folder"):
+            raise OSError(errno.EEXIST, f"a {kind} is needed there", str(path))
 
 
 def _fit_arms(
@@ -129,11 +166,16 @@ def _fit_arms(
     # Parameters are compared with one another, so any vocabulary will do before there is one.
     vocabulary = {"vocab_size": preset.vocab_size, "start_token": 0}
     specs = [spec_of(arm, preset, vocabulary, workers.device, {}) for arm in arms]
-    found = workers.run("count", {"specs": [asdict(spec) for spec in specs]}, ignore)
+    try:
+        found = workers.run("count", {"specs": [asdict(spec) for spec in specs]}, ignore)
+    except JobFailed as failure:
+        raise ChildProcessError(f"the arms cannot be built: {failure.why}") from failure
     notes = list(found["notes"])
     if not control:
         return arms, notes
     width = found["control_feed_forward"]
+    if width > LARGEST_SIZE:
+        return arms, [*notes, f"no control was added: its feed-forward width would be {width:,}."]
     wider = parse_arm(f"dot+feed_forward={width}")
     if width > preset.intermediate_size and wider.name not in {arm.name for arm in arms}:
         return [*arms, wider], notes
@@ -143,11 +185,25 @@ def _fit_arms(
     ]
 
 
+def _check_bytes(text: TextSplits, preset: LanguagePreset) -> None:
+    """Before anything is built: no tokeniser makes more tokens of a text than it has bytes."""
+    for part in PARTS:
+        if (size := len(getattr(text, part).encode())) < _tokens_needed(part, preset):
+            raise _too_short(part, counted(size, "byte"), preset)
+
+
 def _check_length(files: TokenFiles, preset: LanguagePreset) -> None:
     for part in PARTS:
-        needed = preset.length + (part == "train")
-        if files.counts[part] < needed:
-            raise ValueError(
-                f"the {part} part of the data has {counted(files.counts[part], 'token')}, and one "
-                f"sequence needs {needed:,}: give a longer text."
-            )
+        if files.counts[part] < _tokens_needed(part, preset):
+            raise _too_short(part, counted(files.counts[part], "token"), preset)
+
+
+def _tokens_needed(part: str, preset: LanguagePreset) -> int:
+    return preset.length + (part == "train")
+
+
+def _too_short(part: str, size: str, preset: LanguagePreset) -> ValueError:
+    return ValueError(
+        f"the {part} part of the data has {size}, and one sequence needs "
+        f"{counted(_tokens_needed(part, preset), 'token')}: give a longer text."
+    )

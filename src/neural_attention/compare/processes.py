@@ -14,7 +14,16 @@ _MODULE = "neural_attention.compare.jobs"
 
 
 class JobFailed(Exception):
-    """A job ended without a result; the message says how."""
+    """A job ended without a result.
+
+    Attributes:
+        why: how, in one line.
+        details: the same at length, such as a traceback.
+    """
+
+    def __init__(self, why: str, details: str = "") -> None:
+        super().__init__(why)
+        self.why, self.details = why, details or why
 
 
 class JobMistake(ValueError):
@@ -47,6 +56,7 @@ class Workers:
         if self._context.get_start_method() == "forkserver":
             from multiprocessing import forkserver
 
+            # The server has the mask of its start for good, and so has what it forks.
             with _interrupts_held_back():
                 forkserver.ensure_running()
 
@@ -63,10 +73,9 @@ class Workers:
         process = cast(Any, self._context).Process(
             target=_enter, args=(kind, payload, sender), daemon=True
         )
-        with _interrupts_held_back():
-            process.start()
-        sender.close()
         try:
+            self._start(process)
+            sender.close()
             while True:
                 try:
                     what, content = receiver.recv()
@@ -81,12 +90,22 @@ class Workers:
                 elif what == "mistake":
                     raise JobMistake(content)
                 else:
-                    raise JobFailed(content)
+                    raise JobFailed(*content)
         finally:
             receiver.close()
             if process.is_alive():
                 process.terminate()
-            process.join()
+            if process.pid is not None:
+                process.join()
+
+    def _start(self, process: Any) -> None:
+        if self._context.get_start_method() == "forkserver":
+            # This waits until the server has imported torch; Ctrl-C ends the waiting.
+            self.start_server()
+            process.start()
+        else:
+            with _interrupts_held_back():
+                process.start()
 
 
 @contextlib.contextmanager

@@ -69,12 +69,12 @@ class _Bars(Progress):
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[loss]}"),
-            console=Console(file=file, highlight=False),
+            console=Console(file=file, highlight=False, markup=False, emoji=False),
             transient=True,
             expand=True,
         )
@@ -84,7 +84,7 @@ class _Bars(Progress):
         self._total, self._steps, self._seen, self._run = 0, 0, 0, ""
 
     def say(self, text: str) -> None:
-        self._progress.console.print(text, markup=False)
+        self._progress.console.print(text)
 
     def expect(self, steps: int) -> None:
         self._total += steps

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from neural_attention.tasks.wording import counted
+from neural_attention.tasks.language_modelling import perplexity
+from neural_attention.tasks.wording import counted, magnitude
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class PairedRatio:
 
     Attributes:
         ratio: exp of the mean difference of losses; below 1, the first arm is better.
-        low, high: 95% t-interval of ``ratio``; None with a single seed.
+        low, high: 95% t-interval of ``ratio``; None with a single seed. Like ``ratio``, infinite
+            where a float cannot hold it.
         seeds: number of pairs.
     """
 
@@ -53,13 +55,13 @@ def paired_ratio(losses: Sequence[float], reference: Sequence[float]) -> PairedR
     differences = [loss - other for loss, other in zip(losses, reference, strict=True)]
     mean = sum(differences) / len(differences)
     if len(differences) == 1:
-        return PairedRatio(math.exp(mean), None, None, 1)
+        return PairedRatio(perplexity(mean), None, None, 1)
     from scipy import stats
 
     variance = sum((d - mean) ** 2 for d in differences) / (len(differences) - 1)
     half = float(stats.t.ppf(0.975, len(differences) - 1)) * math.sqrt(variance / len(differences))
     return PairedRatio(
-        math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(differences)
+        perplexity(mean), perplexity(mean - half), perplexity(mean + half), len(differences)
     )
 
 
@@ -112,13 +114,14 @@ def statement(arms: dict[str, dict[str, Any]], reference: str, steps: int) -> st
 
 
 def _share(name: str, ratio: PairedRatio, reference: str) -> str:
-    return f"{name} is {ratio.ratio:.3f} times that of {reference}"
+    return f"{name} is {magnitude(ratio.ratio, 3)} times that of {reference}"
 
 
 def _verdict(name: str, ratio: PairedRatio) -> str:
-    if ratio.seeds == 1:
+    if ratio.low is None or ratio.high is None:
         return "(one seed: a hint, not a result)"
-    interval = f"({ratio.seeds} seeds, 95% interval {ratio.low:.3f} to {ratio.high:.3f})"
+    low, high = magnitude(ratio.low, 3), magnitude(ratio.high, 3)
+    interval = f"({ratio.seeds} seeds, 95% interval {low} to {high})"
     if ratio.is_told_apart:
         return f"{interval}, so {name} is {'better' if ratio.ratio < 1 else 'worse'}"
     return f"{interval}, so these seeds do not tell the two apart"

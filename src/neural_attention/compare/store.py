@@ -2,39 +2,65 @@
 
 from __future__ import annotations
 
-import os
+import math
+import re
 from collections.abc import Iterator
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from neural_attention.compare.runs import RunSpec
-from neural_attention.tasks.json_files import NUMBER, read_json, write_json
+from neural_attention.tasks.json_files import NUMBER, has_form, read_json, set_aside, write_json
+from neural_attention.tasks.language_modelling import perplexity
 
-SCORE: dict[str, object] = {
-    "tokens": int,
-    "bytes": int,
-    "loss": NUMBER,
+LARGEST_AMOUNT = 1e18
+
+
+def is_amount(value: object) -> bool:
+    """Whether it is a number of something, such as bytes or seconds, of which sums are finite."""
+    return has_form(value, NUMBER) and 0 <= value <= LARGEST_AMOUNT  # type: ignore[operator]
+
+
+def is_count(value: object) -> bool:
+    """Whether it is a whole number of something."""
+    return has_form(value, int) and is_amount(value)
+
+
+def is_score(value: object) -> bool:
+    """Whether it is a score, and its loss and perplexity are those of one another."""
+    return has_form(value, _SCORE) and math.isclose(
+        perplexity(value["loss"]),  # type: ignore[index]
+        value["perplexity"],  # type: ignore[index]
+        rel_tol=1e-9,
+    )
+
+
+_SCORE: dict[str, object] = {
+    "tokens": is_count,
+    "bytes": is_count,
+    "loss": is_amount,
     "perplexity": NUMBER,
-    "bits_per_byte": NUMBER,
+    "bits_per_byte": is_amount,
 }
 _DEAD = {str: [int]}
 _RESULT: dict[str, object] = {
-    "validation": SCORE,
+    "validation": is_score,
     "diverged": False,
-    "parameters": int,
-    "tokens_per_second": (None, NUMBER),
-    "training_seconds": NUMBER,
-    "peak_memory_bytes": NUMBER,
+    "parameters": is_count,
+    "tokens_per_second": (None, is_amount),
+    "training_seconds": is_amount,
+    "peak_memory_bytes": is_amount,
     "dead_heads": {"at_start": _DEAD, "after_training": _DEAD},
-    "curve": [{"step": int, "validation_loss": NUMBER}],
+    "curve": [{"step": is_count, "validation_loss": is_amount}],
+    "training_curve": [{"step": is_count, "loss": NUMBER}],
     "data_order_sha256": str,
-    "initial_values": {"shared": int, "own": [str]},
+    "initial_values": {"shared": is_count, "own": [str]},
     "resumed_from": (None, str),
     "broken_checkpoints": [str],
     "command_started": str,
 }
-_SUMMARY = {"key": str, "arms": {str: {"results": [{"seed": int, "test": (None, SCORE)}]}}}
+_TESTED = {"seed": int, "learning_rate": NUMBER, "test": (None, is_score), ...: ...}
+_SUMMARY = {"key": lambda key: isinstance(key, str) and re.fullmatch("[0-9a-f]{64}", key),
+            "arms": {str: {"results": [_TESTED], ...: ...}}, ...: ...}  # fmt: skip
 _MOST_CHANGES_TOLD = 4
 
 
@@ -54,12 +80,18 @@ def result_form(spec: RunSpec) -> object:
 
 def score_form(spec: RunSpec) -> object:
     """The form of a run's ``test.json``."""
-    return SCORE | {"key": spec.key}
+
+    def fits(content: object) -> bool:
+        if not has_form(content, {"key": spec.key, ...: ...}):
+            return False
+        return is_score({name: value for name, value in content.items() if name != "key"})  # type: ignore[attr-defined]
+
+    return fits
 
 
 def timing_form(spec: RunSpec) -> object:
     """The form of the times of an arm on our kernels and on torch's, ``timing.json``."""
-    return {"key": spec.key, "ours": NUMBER, "sdpa": NUMBER, "command_started": str}
+    return {"key": spec.key, "ours": is_amount, "sdpa": is_amount, "command_started": str}
 
 
 def read_or_set_aside(path: Path, form: object) -> tuple[Any | None, str | None]:
@@ -73,12 +105,12 @@ def read_or_set_aside(path: Path, form: object) -> tuple[Any | None, str | None]
         The content, or None where it is still to be made; and a note when a file was there that
         cannot be used. Such a file is set aside, not deleted.
     """
-    if not path.is_file():
+    if not path.exists():
         return None, None
     content = read_json(path, form)
     if content is not None:
         return content, None
-    aside = _set_aside(path, path.name + ".unreadable")
+    aside = set_aside(path, path.name + ".unreadable")
     return None, f"{path} is damaged: set aside as {aside.name}, and made again"
 
 
@@ -104,30 +136,21 @@ def write_summary(folder: Path, summary: dict[str, Any]) -> str | None:
         else:
             why = name = ""
         if why:
-            kept = _set_aside(path, f"result-{name}.json")
+            kept = set_aside(path, f"result-{name}.json")
             note = f"{why}: it is kept as {kept.name}"
             if (curves := folder / "curves.png").is_file():
-                _set_aside(curves, kept.with_suffix(".png").name.replace("result", "curves", 1))
+                set_aside(curves, kept.with_suffix(".png").name.replace("result", "curves", 1))
     write_json(path, summary)
     return note
 
 
-def _scored(summary: dict[str, Any]) -> set[tuple[str, int]]:
+def _scored(summary: dict[str, Any]) -> set[tuple[str, float, int]]:
     return {
-        (name, result["seed"])
+        (name, result["learning_rate"], result["seed"])
         for name, arm in summary["arms"].items()
         for result in arm["results"]
         if result["test"] is not None
     }
-
-
-def _set_aside(path: Path, name: str) -> Path:
-    """Rename a file; one of that name with other content is not replaced."""
-    first = path.with_name(name)
-    names = chain([first], (first.with_stem(f"{first.stem}-{n}") for n in count(2)))
-    aside = next(p for p in names if not p.exists() or p.read_bytes() == path.read_bytes())
-    os.replace(path, aside)
-    return aside
 
 
 def write_spec(folder: Path, spec: RunSpec) -> None:
@@ -150,7 +173,7 @@ def changed_since(root: Path, spec: RunSpec) -> str | None:
     for folder in root.iterdir() if root.is_dir() else ():
         if not folder.name.startswith(spec.label + "_") or not (folder / "result.json").is_file():
             continue
-        earlier = read_json(folder / "spec.json", {"arm": spec.arm})
+        earlier = read_json(folder / "spec.json", {"arm": spec.arm, ...: ...})
         if earlier is not None and (differing := _changes(dict(_flat(earlier)), now)):
             found.append(differing)
     if not found:

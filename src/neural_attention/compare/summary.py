@@ -13,6 +13,7 @@ from neural_attention.compare.arms import is_plain_dot_product
 from neural_attention.compare.presets import LanguagePreset
 from neural_attention.compare.runs import FORMAT, RunSpec
 from neural_attention.compare.statistics import paired_ratio, statement
+from neural_attention.tasks.language_modelling import perplexity
 from neural_attention.tasks.wording import counted
 
 MOST_PASSES = 10
@@ -46,7 +47,7 @@ def summarise(
     ratios = {name: _against(final[name], final[reference]) for name in specs if name != reference}
     for name, arm in arms.items():
         ratio = ratios.get(name)
-        arm["against_reference"] = asdict(ratio) if ratio is not None else None
+        arm["against_reference"] = _finite(asdict(ratio)) if ratio is not None else None
     first = next(iter(specs.values()))
     identity = [spec.key for spec in specs.values()]
     identity += [repr(preset.learning_rates), repr(preset.seeds)]
@@ -227,6 +228,11 @@ def _notes(
     return notes
 
 
+def _finite(numbers: dict[str, Any]) -> dict[str, Any]:
+    """The same for JSON, which has no infinity: None instead."""
+    return {name: value if math.isfinite(value or 0) else None for name, value in numbers.items()}
+
+
 def _moments(
     final: dict[str, list[dict[str, Any]]], timings: dict[str, dict[str, Any] | None]
 ) -> list[str]:
@@ -259,4 +265,4 @@ def _mean(values: list[float | None]) -> float | None:
 
 def _perplexity(losses: list[float]) -> float | None:
     mean = _mean(list(losses))
-    return math.exp(mean) if mean is not None else None
+    return perplexity(mean) if mean is not None else None

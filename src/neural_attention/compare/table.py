@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import IO, Any
 
-from neural_attention.tasks.wording import counted
+from neural_attention.tasks.wording import counted, magnitude
 
 WIDTH = 80
 
@@ -21,7 +21,13 @@ def print_summary(summary: dict[str, Any], file: IO[str], *, is_terminal: bool) 
     from rich.table import Table
 
     console = Console(
-        file=file, width=WIDTH, highlight=False, force_terminal=is_terminal, soft_wrap=False
+        file=file,
+        width=WIDTH,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        force_terminal=is_terminal,
+        soft_wrap=False,
     )
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     table.add_column("arm", overflow="fold", ratio=1)
@@ -60,15 +66,14 @@ def print_summary(summary: dict[str, Any], file: IO[str], *, is_terminal: bool) 
         f"\nMean of {counted(seeds, 'seed')}; {counted(runs, 'run')}; "
         f"data: {summary['data']['source']}; device: {summary['device']}.",
         style="dim" if is_terminal else None,
-        markup=False,
     )
     for note in summary["notes"]:
-        console.print(f"Note: {note}", markup=False)
-    console.print(f"\n{summary['statement']}", markup=False)
+        console.print(f"Note: {note}")
+    console.print(f"\n{summary['statement']}")
 
 
 def _number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
+    return "-" if value is None else magnitude(value, digits)
 
 
 def _count(value: float | None) -> str:

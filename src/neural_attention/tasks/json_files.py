@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+from itertools import chain, count
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 NUMBER = (int, float)
+_WHOLE_NUMBERS_END = 1 << 63
 
 
 def write_json(path: Path, content: object) -> None:
@@ -29,10 +32,27 @@ def read_json(path: Path, form: object) -> Any | None:
         form: see :func:`has_form`.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except (OSError, ValueError, RecursionError):
         return None
     return content if has_form(content, form) else None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def set_aside(path: Path, name: str) -> Path:
+    """Rename a file or folder, to ``name`` or the like; nothing is replaced but an equal file."""
+    first = path.with_name(name)
+    names = chain([first], (first.with_stem(f"{first.stem}-{n}") for n in count(2)))
+    aside = next(p for p in names if not p.exists() or _are_equal(p, path))
+    os.replace(path, aside)
+    return aside
+
+
+def _are_equal(one: Path, other: Path) -> bool:
+    return one.is_file() and other.is_file() and one.read_bytes() == other.read_bytes()
 
 
 def has_form(value: object, form: object) -> bool:
@@ -42,8 +62,9 @@ def has_form(value: object, form: object) -> bool:
         value: the value.
         form: a type; a tuple of forms, one of which must fit; ``[form]`` for a list of such values;
             ``{str: form}`` for an object of such values; an object with names, each of which must
-            be there (others may be); or a plain value, which must be equal. Numbers are finite, and
-            true and false are no numbers.
+            be there, and no others unless ``...`` is among them; a function that says whether the
+            value fits; or a plain value, which must be equal. Numbers are finite, whole ones fit in
+            64 bits, and true and false are no numbers.
 
     >>> has_form({"losses": [1.5, 2]}, {"losses": [NUMBER]})
     True
@@ -53,9 +74,13 @@ def has_form(value: object, form: object) -> bool:
     if isinstance(form, type):
         if isinstance(value, bool) and form is not bool:
             return False
+        if isinstance(value, int) and abs(value) >= _WHOLE_NUMBERS_END:
+            return False
         return isinstance(value, form) and not (
             isinstance(value, float) and not math.isfinite(value)
         )
+    if isinstance(form, FunctionType):
+        return bool(form(value))
     if isinstance(form, tuple):
         return any(has_form(value, one) for one in form)
     if isinstance(form, list):
@@ -65,5 +90,8 @@ def has_form(value: object, form: object) -> bool:
             return False
         if str in form:
             return all(has_form(item, form[str]) for item in value.values())
-        return all(name in value and has_form(value[name], one) for name, one in form.items())
+        if ... not in form and value.keys() - form.keys():
+            return False
+        named = ((name, one) for name, one in form.items() if name is not ...)
+        return all(name in value and has_form(value[name], one) for name, one in named)
     return type(value) is type(form) and value == form

@@ -13,6 +13,8 @@ import torch
 
 from neural_attention.tasks.wording import counted
 
+_LARGEST_EXPONENT = 700
+
 
 @dataclass(frozen=True)
 class Score:
@@ -32,6 +34,15 @@ class Score:
     loss: float
     perplexity: float
     bits_per_byte: float
+
+
+def perplexity(loss: float) -> float:
+    """``exp`` of a mean loss in nats; infinite where a float cannot hold it.
+
+    >>> perplexity(0.0), perplexity(1e4)
+    (1.0, inf)
+    """
+    return math.exp(loss) if loss < _LARGEST_EXPONENT else math.inf
 
 
 @torch.no_grad()
@@ -83,14 +94,15 @@ def strided_score(
         losses = torch.nn.functional.cross_entropy(
             logits.float().flatten(0, 1), targets.to(device).flatten(), reduction="none"
         )
-        total += losses.double().cpu()[scored.flatten()].sum().item()
+        # In this order: Apple's GPU has no float64.
+        total += losses.cpu().double()[scored.flatten()].sum().item()
     model.train(was_training)
     loss = total / len(tokens)
     return Score(
         tokens=len(tokens),
         bytes=num_bytes,
         loss=loss,
-        perplexity=math.exp(loss) if loss < 700 else math.inf,
+        perplexity=perplexity(loss),
         bits_per_byte=total / math.log(2) / num_bytes,
     )
 

@@ -8,6 +8,7 @@ the test part stands next to one of the training part.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shlex
 import sys
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neural_attention.tasks.wording import counted
+from neural_attention.tasks.wording import counted, legible
 
 BUILT_IN = "built-in"
 """Name of the text that needs neither files nor a network."""
@@ -139,11 +140,12 @@ def load_text(source: str | None = None) -> TextSplits:
         return _split_by_position(
             _python_documentation(), "the documentation of Python's own language"
         )
-    path = Path(source).expanduser()
+    # Not Path.expanduser, which raises for a user that there is not.
+    path, name = Path(os.path.expanduser(source)), legible(source)
     if path.is_file():
-        return _split_by_position(_read(path), str(source))
+        return _split_by_position(_read(path), name)
     if path.is_dir():
-        return _from_folder(path, source)
+        return _from_folder(path, name)
     if _HUB_NAME.match(source) and path.suffix != ".txt":
         return _from_hub(source)
     raise FileNotFoundError(
@@ -171,24 +173,24 @@ def _python_documentation() -> str:
 
 
 def _read(path: Path) -> str:
-    data = path.read_bytes()
+    data, name = path.read_bytes(), legible(path)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         encoding = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "LATIN1"
         raise ValueError(
-            f"{path} is not UTF-8 text: byte 0x{data[error.start]:02x} at position "
+            f"{name} is not UTF-8 text: byte 0x{data[error.start]:02x} at position "
             f"{error.start:,} (line {line:,}). If it is text in another encoding, such as "
-            f"{encoding}, convert it: iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > "
+            f"{encoding}, convert it: iconv -f {encoding} -t UTF-8 {shlex.quote(name)} > "
             "converted.txt"
         ) from None
     if "\0" in text:
         raise ValueError(
-            f"{path} is not text: it has a zero byte at position {text.index(chr(0)):,}."
+            f"{name} is not text: it has a zero byte at position {text.index(chr(0)):,}."
         )
     if not text.strip():
-        raise ValueError(f"{path} is empty: text is needed.")
+        raise ValueError(f"{name} is empty: text is needed.")
     return text
 
 
@@ -201,7 +203,7 @@ def _from_folder(folder: Path, source: str) -> TextSplits:
         return _complete(parts, source)
     files = sorted(folder.glob("*.txt"))
     if not files:
-        raise FileNotFoundError(f"no .txt file in the folder {folder}.")
+        raise FileNotFoundError(f"no .txt file in the folder {legible(folder)}.")
     return _split_by_position(
         "\n".join(_read(file) for file in files), f"{source}, {counted(len(files), 'file')}"
     )

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from neural_attention.tasks.json_files import read_json, write_json
+from neural_attention.tasks.json_files import read_json, set_aside, write_json
 from neural_attention.tasks.text import NETWORK_TIMEOUT_S, TextSplits, network_errors
+from neural_attention.tasks.wording import legible
 
 END_OF_TEXT = "<|endoftext|>"
 PARTS = ("train", "validation", "test")
@@ -31,6 +33,8 @@ _FORM = {
     "start_token": int,
     "counts": dict.fromkeys(PARTS, int),
     "sha256": str,
+    "tokenizer_files": {str: str},
+    "digest": str,
 }
 
 
@@ -63,7 +67,12 @@ class TokenFiles:
 
 
 def tokenise(
-    text: TextSplits, folder: Path, *, tokenizer: str | None = None, vocab_size: int = 2048
+    text: TextSplits,
+    folder: Path,
+    *,
+    tokenizer: str | None = None,
+    vocab_size: int = 2048,
+    say: Callable[[str], None] | None = None,
 ) -> TokenFiles:
     """Turn a text into token files, or read those that an earlier call left.
 
@@ -74,6 +83,7 @@ def tokenise(
             or folder of a tokeniser that ``AutoTokenizer`` can load without code of its own.
         vocab_size: entries of the trained tokeniser; a short text may give fewer. Unused with
             ``tokenizer``.
+        say: called with a line when earlier files are damaged, set aside and made again.
 
     Returns:
         A :class:`TokenFiles`. With a trained tokeniser ``folder/tokenizer`` can be loaded with
@@ -86,6 +96,7 @@ def tokenise(
     Source:
         Byte-level BPE: Radford et al. 2019, "Language models are unsupervised multitask learners".
     """
+    tokenizer = None if tokenizer is None else os.path.expanduser(tokenizer)
     what = [text.sha256, *_identity(tokenizer, vocab_size)]
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()
     folder = folder / key[:12]
@@ -94,6 +105,10 @@ def tokenise(
     found = _read_description(description, {"key": key, "bytes": sizes})
     if found is not None:
         return found
+    if description.exists():
+        aside = set_aside(folder, folder.name + ".unreadable")
+        if say is not None:
+            say(f"the tokens in {folder} are damaged: set aside as {aside.name}, and made again")
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer is None:
         encoder = _train_bpe(text.train, vocab_size, folder / "tokenizer")
@@ -103,7 +118,7 @@ def tokenise(
     else:
         auto = _load_auto_tokenizer(tokenizer)
         size, start = len(auto), _start_token(auto)
-        name = f"{tokenizer}, {size:,} entries"
+        name = f"{legible(tokenizer)}, {size:,} entries"
         arrays = {part: _encode_auto(auto, getattr(text, part)) for part in PARTS}
     digest = hashlib.sha256()
     for part, array in arrays.items():
@@ -119,8 +134,26 @@ def tokenise(
         bytes=sizes,
         sha256=digest.hexdigest(),
     )
-    write_json(description, {**asdict(files), "key": key})
+    content = {
+        **{name: value for name, value in asdict(files).items() if name != "folder"},
+        "key": key,
+        "tokenizer_files": _tokenizer_files(folder),
+    }
+    write_json(description, {**content, "digest": _digest(content)})
     return files
+
+
+def _tokenizer_files(folder: Path) -> dict[str, str]:
+    """Hashes of the files of a trained tokeniser."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted((folder / "tokenizer").glob("*.json"))
+    }
+
+
+def _digest(content: dict[str, Any]) -> str:
+    """Of a description without its digest."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _identity(tokenizer: str | None, vocab_size: int) -> list[str]:
@@ -143,12 +176,15 @@ def _identity(tokenizer: str | None, vocab_size: int) -> list[str]:
 def _read_description(path: Path, known: dict[str, object]) -> TokenFiles | None:
     """The files of an earlier call, if they are whole; ``None`` has them made anew."""
     content = read_json(path, {**_FORM, **known}) if path.is_file() else None
-    if content is None:
+    if content is None or content.pop("digest") != _digest(content):
         return None
-    names = (field.name for field in fields(TokenFiles))
-    files = TokenFiles(**{name: content.get(name) for name in names} | {"folder": str(path.parent)})
+    tokenizer_files = content.pop("tokenizer_files")
+    del content["key"]
+    files = TokenFiles(folder=str(path.parent), **content)
     digest = hashlib.sha256()
     try:
+        if tokenizer_files != _tokenizer_files(path.parent):
+            return None
         for part in PARTS:
             array = files.load(part)
             digest.update(array.tobytes())
@@ -199,7 +235,7 @@ def _train_bpe(text: str, vocab_size: int, folder: Path) -> Any:
     # What reads like a special token in a text is text.
     encoder.encode_special_tokens = True
     folder.mkdir(parents=True, exist_ok=True)
-    encoder.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(encoder.to_str(pretty=True), encoding="utf-8")
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": END_OF_TEXT,

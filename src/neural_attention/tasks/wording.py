@@ -1,6 +1,8 @@
-"""Words that follow from numbers."""
+"""Words that follow from numbers and paths."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 
 def counted(number: int, noun: str) -> str:
@@ -10,3 +12,25 @@ def counted(number: int, noun: str) -> str:
     ('1 run', '1,200 tokens')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def magnitude(value: float, digits: int) -> str:
+    """A number with so many decimals, or as a power of ten where these would not show it.
+
+    >>> magnitude(1234.5, 2), magnitude(1.2e141, 2), magnitude(2e-9, 3)
+    ('1,234.50', '1.2e+141', '2.0e-09')
+    """
+    if value >= 1e6 or 0 < value < 0.1**digits / 2:
+        return f"{value:.1e}"
+    return f"{value:,.{digits}f}"
+
+
+def legible(path: str | Path) -> str:
+    r"""A path as text that every file, font and terminal takes.
+
+    Bytes of a name that are no UTF-8 reach Python as lone surrogates, which cannot be encoded.
+
+    >>> legible("bad\udcff.txt")
+    'bad\\udcff.txt'
+    """
+    return str(path).encode("utf-8", "backslashreplace").decode()
