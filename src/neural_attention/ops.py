@@ -97,10 +97,11 @@ def _problem(
 
 @torch.library.impl("neural_attention::attention", "CompositeExplicitAutograd")
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    *problem, backend = arguments
+    *rest, backend = arguments
     # The caller has cast what autocast casts; what is computed here keeps its own precision.
     with torch.autocast(arguments[0].device.type, enabled=False):
-        return backends.load(backend, arguments[2]).forward(_problem(*problem))
+        problem = _problem(*rest)
+        return backends.load(backend, problem.v, problem.q).forward(problem)
 
 
 @torch.library.impl("neural_attention::attention_backward", "CompositeExplicitAutograd")
@@ -115,7 +116,7 @@ def _backward(
     *rest, backend = arguments
     problem = _problem(*rest)
     with torch.autocast(out.device.type, enabled=False):
-        gradients: dict[str, Tensor] = backends.load(backend, problem.v).backward(
+        gradients: dict[str, Tensor] = backends.load(backend, problem.v, problem.q).backward(
             problem, out, lse, grad_out, grad_lse, dict(zip(DIFFERENTIABLE, needs, strict=True))
         )
     return tuple(
