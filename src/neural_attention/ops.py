@@ -61,9 +61,10 @@ def _problem(
     dropout_p: float,
 ) -> Problem:
     query_length, key_length = a.shape[2], b.shape[2]
-    if key_lengths is not None:
+    # On a GPU, to read values is to wait for it, and no CUDA graph could be captured.
+    if key_lengths is not None and not key_lengths.is_cuda:
         validation.check_key_lengths(key_lengths, key_length)
-    if cu_seqlens is not None:
+    if cu_seqlens is not None and not cu_seqlens.is_cuda:
         validation.check_cu_seqlens(cu_seqlens, key_length)
     masks = Masks(
         query_length=query_length,

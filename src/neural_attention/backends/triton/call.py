@@ -66,6 +66,7 @@ class Call(NamedTuple):
     leak: Any
     dropped_below: Any  # a random word below this drops its weight
     kept_scale: Any  # 1 / (1 - dropout_p)
+    zero: Any  # 0.0, which the compiler does not know
     # tl.constexpr from here on.
     channels: Any
     second: Any  # width of the second hidden layer; 0: none
@@ -153,6 +154,7 @@ def build(problem: Problem) -> Call:
         (float(slope) if slope else _DEFAULT_LEAK) if kind == "leaky_relu" else 0.0,
         int(p.dropout_p * 2**32),
         1 / (1 - p.dropout_p),
+        0.0,
         tl.constexpr(channels),
         tl.constexpr(second),
         tl.constexpr(wide),

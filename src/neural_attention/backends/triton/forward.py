@@ -23,8 +23,7 @@ from .tiles import (
 
 @triton.jit
 def attend(
-    state, x, q, i, keep_i, batch, head, key_head, j0, call, MASKED: tl.constexpr,
-    KEYS: tl.constexpr,
+    state, x, q, i, batch, head, key_head, j0, call, MASKED: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
     """The online softmax after one more tile of keys: (sums of values, peak, total)."""
     sums, peak, total = state
@@ -51,7 +50,7 @@ def attend(
     rescale = tl.exp2(peak - shift)
     total = total * rescale + tl.sum(weights, 1)
     if call.seed is not None:
-        keep = kept_pairs(keep_i, j0, batch, head, call, KEYS)
+        keep = kept_pairs(i, j0, batch, head, call, KEYS)
         weights = tl.where(keep, weights, 0.0)
     v = load_vectors(
         call.v, call.v_strides, batch, key_head, j0, n[:, None], d, call.keys, call.value_width
@@ -102,10 +101,10 @@ def forward_kernel(call, out, lse, QUERIES: tl.constexpr, KEYS: tl.constexpr):
     tiles = key_tiles(i0, last, batch, call, KEYS)
     for tile in range(count_tiles(tiles, KEYS, INNER=False)):
         j0 = tile_start(tiles, tile, KEYS, INNER=False)
-        state = attend(state, x, q, i, i, batch, head, key_head, j0, call, True, KEYS)
+        state = attend(state, x, q, i, batch, head, key_head, j0, call, True, KEYS)
     for tile in range(count_tiles(tiles, KEYS, INNER=True)):
         j0 = tile_start(tiles, tile, KEYS, INNER=True)
-        state = attend(state, x, q, i, i, batch, head, key_head, j0, call, False, KEYS)
+        state = attend(state, x, q, i, batch, head, key_head, j0, call, False, KEYS)
 
     sums, peak, total = state
     sees_nothing = total == 0

@@ -43,19 +43,22 @@ def zero_feature_sums(call, ROWS: tl.constexpr):
 
 @triton.jit
 def zero_parameter_sums(call, ROWS: tl.constexpr):
-    """What the parameters' gradients start from: those of alibi come last."""
+    """What the parameters' gradients start from: output, bias, matrix, slopes, alibi."""
+    slopes: tl.constexpr = 0 if call.slopes is None else 1
     if call.is_wide:
         sums = (
             tl.zeros((call.second_block,), tl.float32),
             tl.zeros((call.second_block,), tl.float32),
             tl.zeros((call.second_block, call.channel_chunk), tl.float32),
-            tl.zeros((call.channel_chunk,), tl.float32),
-            tl.zeros((ROWS,), tl.float32),
         )
+        if call.slopes is not None:
+            sums = sums + (tl.zeros((call.channel_chunk,), tl.float32),)
     elif call.second > 0:
-        sums = _zeros(call.second * (2 + call.channels) + call.channels + 1, ROWS)
+        sums = _zeros(call.second * (2 + call.channels) + slopes * call.channels, ROWS)
     else:
-        sums = _zeros(2 * call.channel_chunk + 1, ROWS)
+        sums = _zeros((1 + slopes) * call.channel_chunk, ROWS)
+    if call.alibi is not None:
+        sums = sums + (tl.zeros((ROWS,), tl.float32),)
     return sums
 
 
@@ -91,19 +94,17 @@ def _one_layer(
         c = n
         if call.channels > call.channel_chunk:
             c = tl.minimum(chunk * call.channel_chunk + n, call.channels - 1)
-        u = unit(c, x, y, relative, visible, head, call, MASKED)
+        u = unit(c, x, y, relative, visible, head, call, MASKED, AGAIN=True)
         w = tl.load(call.output_weight + head * call.channels + c)
         grad_u = grad_scores * w * slope(u, call)
-        row = tl.sum(grad_u, 1)
-        features = features + (row,)
+        features = features + (tl.sum(grad_u, 1),)
         if PARAMETERS:
             outputs = outputs + (tl.sum(grad_scores * activate(u, call), 1),)
             if call.slopes is not None:
-                row = tl.sum(grad_u * relative, 1)
-            slopes = slopes + (row,)
+                slopes = slopes + (tl.sum(grad_u * relative, 1),)
     parameters = ()
     if PARAMETERS:
-        parameters = outputs + slopes + (_alibi(grad_scores, relative, call),)
+        parameters = outputs + slopes + _alibi(grad_scores, relative, call)
     return features, parameters
 
 
@@ -114,7 +115,8 @@ def _narrow(
 ):  # fmt: skip
     hidden = ()
     for c in tl.static_range(call.channels):
-        hidden = hidden + (activate(unit(c, x, y, relative, visible, head, call, MASKED), call),)
+        u = unit(c, x, y, relative, visible, head, call, MASKED, AGAIN=True)
+        hidden = hidden + (activate(u, call),)
     outputs = ()
     biases = ()
     matrix = ()
@@ -140,16 +142,15 @@ def _narrow(
     features = ()
     slopes = ()
     for c in tl.static_range(call.channels):
-        u = unit(c, x, y, relative, visible, head, call, MASKED)
+        u = unit(c, x, y, relative, visible, head, call, MASKED, AGAIN=True)
         grad_u = grad_hidden[c] * slope(u, call)
-        row = tl.sum(grad_u, 1)
-        features = features + (row,)
-        if call.slopes is not None:
-            row = tl.sum(grad_u * relative, 1)
-        slopes = slopes + (row,)
+        features = features + (tl.sum(grad_u, 1),)
+        if PARAMETERS:
+            if call.slopes is not None:
+                slopes = slopes + (tl.sum(grad_u * relative, 1),)
     parameters = ()
     if PARAMETERS:
-        parameters = outputs + biases + matrix + slopes + (_alibi(grad_scores, relative, call),)
+        parameters = outputs + biases + matrix + slopes + _alibi(grad_scores, relative, call)
     return features, parameters
 
 
@@ -179,16 +180,19 @@ def _wide(
         outputs = tl.sum(by_pairs * activate(mixed, call), 0)
         biases = tl.sum(grad_mixed, 0)
         matrix = product(tl.trans(low), hidden, zeros, call)
-        slopes = tl.sum(tl.sum(grad_u * relative[:, :, None], 1), 0)
-        parameters = (outputs, biases, matrix, slopes, _alibi(grad_scores, relative, call))
+        parameters = (outputs, biases, matrix)
+        if call.slopes is not None:
+            parameters = parameters + (tl.sum(tl.sum(grad_u * relative[:, :, None], 1), 0),)
+        parameters = parameters + _alibi(grad_scores, relative, call)
     return features, parameters
 
 
 @triton.jit
 def _alibi(grad_scores, relative, call):
+    sums = ()
     if call.alibi is not None:
-        grad_scores = grad_scores * relative
-    return tl.sum(grad_scores, 1)
+        sums = (tl.sum(grad_scores * relative, 1),)
+    return sums
 
 
 @triton.jit
@@ -209,28 +213,32 @@ def store_features(pointer, sums, chunk, n, limit, stride, call):
 def add_parameters(pointer, sums, chunk, call):
     """Adds a program's sums to its own row: output, bias, matrix, slopes, alibi."""
     first = chunk == 0
+    alibi_pointer = pointer + call.parameters - 1
+    slopes_pointer = alibi_pointer - call.channels
+    if call.alibi is not None:
+        _add(alibi_pointer, tl.sum(sums[len(sums) - 1], 0), first)
     if call.is_wide:
         e = tl.arange(0, call.second_block)
         c = chunk * call.channel_chunk + tl.arange(0, call.channel_chunk)
         _add(pointer + e, sums[0], (e < call.second) & first)
         _add(pointer + call.second + e, sums[1], (e < call.second) & first)
-        pointer += 2 * call.second
-        exists = (e < call.second)[:, None] & (c < call.channels)[None, :]
-        _add(pointer + e[:, None] * call.channels + c[None, :], sums[2], exists)
-        pointer += call.second * call.channels
-        _add(pointer + c, sums[3], c < call.channels)
-        _add(pointer + call.channels, tl.sum(sums[4], 0), first)
+        matrix = pointer + 2 * call.second + e[:, None] * call.channels + c[None, :]
+        _add(matrix, sums[2], (e < call.second)[:, None] & (c < call.channels)[None, :])
+        if call.slopes is not None:
+            _add(slopes_pointer + c, sums[3], c < call.channels)
     elif call.second > 0:
-        for n in tl.static_range(len(sums)):
+        before_slopes: tl.constexpr = call.second * (2 + call.channels)
+        for n in tl.static_range(before_slopes):
             _add(pointer + n, tl.sum(sums[n], 0), first)
+        if call.slopes is not None:
+            for c in tl.static_range(call.channels):
+                _add(slopes_pointer + c, tl.sum(sums[before_slopes + c], 0), first)
     else:
         for n in tl.static_range(call.channel_chunk):
             c = chunk * call.channel_chunk + n
             _add(pointer + c, tl.sum(sums[n], 0), c < call.channels)
-            slopes = tl.sum(sums[call.channel_chunk + n], 0)
-            _add(pointer + call.channels + c, slopes, c < call.channels)
-        alibi = tl.sum(sums[2 * call.channel_chunk], 0)
-        _add(pointer + 2 * call.channels, alibi, first)
+            if call.slopes is not None:
+                _add(slopes_pointer + c, tl.sum(sums[call.channel_chunk + n], 0), c < call.channels)
 
 
 @triton.jit

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -13,23 +12,29 @@ from torch import Tensor
 
 from ..problem import Problem
 from . import call as calls
-from . import check
+from . import check, configuration, interprets
 from .backward import Gradients, delta_kernel, keys_kernel, mask_kernel, queries_kernel
+from .configuration import Tile
+from .decode import merge_kernel, split_kernel
 from .forward import forward_kernel
 
 # Of two wide layers a program holds a matrix of gradients: at most about this many programs.
 _MATRICES = 2048
 
 
-class Tile(NamedTuple):
-    rows: int
-    columns: int
-    warps: int
-    stages: int
+# A split decoder wants this many programs for each of the GPU's multiprocessors.
+_PROGRAMS_EACH = 2
+_MOST_DECODED = 16  # queries
+_MOST_ROWS = 64  # of a tile, all heads of a group together
 
 
-def _tile(*_):
-    return Tile(16, 16, 4, 1)
+def _tile(kernel: str, call: calls.Call) -> Tile:
+    if interprets():
+        return configuration.INTERPRETED
+    width = max(call.dot_block.value, call.value_block.value)
+    return configuration.tile(
+        kernel, call.channels.value, call.is_wide.value, width, call.v.element_size()
+    )
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -42,10 +47,44 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     if keys == 0 or not lse.numel():
         return out.zero_(), lse.fill_(-math.inf)
     call = calls.build(problem)
+    if queries <= _MOST_DECODED and _decode(call, out, lse):
+        return out, lse
     tile = _tile("forward", call)
     grid = triton.cdiv(queries, tile.rows) * batch * heads
     _launch(forward_kernel, grid, tile, v, call, out, lse, QUERIES=tile.rows, KEYS=tile.columns)
     return out, lse
+
+
+def _decode(call: calls.Call, out: Tensor, lse: Tensor) -> bool:
+    """Splits the keys between programs, unless there are programs enough without."""
+    batch, heads, queries, width = out.shape
+    packed = not call.is_wide.value
+    group = heads // call.key_heads if packed else 1
+    units = batch * heads // group
+    rows = max(triton.next_power_of_2(group * queries), calls.SMALLEST_SIDE)
+    tile = _tile("split", call)
+    splits = min(triton.cdiv(call.keys, tile.columns), _programs(out.device) // units)
+    if splits < 2 or rows > _MOST_ROWS:
+        return False
+    sums = out.new_empty(splits, *out.shape, dtype=torch.float32)
+    peak, total = (lse.new_empty(splits, *lse.shape) for _ in range(2))
+    _launch(
+        split_kernel, splits * units, tile, out, call, sums, peak, total, splits, ROWS=rows,
+        KEYS=tile.columns, PACKED=packed,
+    )  # fmt: skip
+    programs = triton.cdiv(lse.numel(), calls.SMALLEST_SIDE)
+    _launch(
+        merge_kernel, programs, tile, out, call, sums, peak, total, splits, out, lse,
+        ROWS=calls.SMALLEST_SIDE,
+    )  # fmt: skip
+    return True
+
+
+def _programs(device: torch.device) -> int:
+    """How many programs keep a GPU busy."""
+    if device.type == "cpu":  # interpreted: so that tests split
+        return 16
+    return _PROGRAMS_EACH * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def backward(

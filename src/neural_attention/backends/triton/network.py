@@ -84,9 +84,18 @@ def _channel(side, c):
 
 
 @triton.jit
-def unit(c, x, y, relative, visible, head, call, STRICT: tl.constexpr):
-    """u of channel c: a + b + slope · (j − p); 0 in masked pairs where STRICT."""
-    u = _channel(x, c) + _channel(y, c)
+def unit(
+    c, x, y, relative, visible, head, call, STRICT: tl.constexpr, AGAIN: tl.constexpr = False
+):  # fmt: skip
+    """u of channel c: a + b + slope · (j − p); 0 in masked pairs where STRICT.
+
+    AGAIN keeps the compiler from holding the tiles of all channels in registers from the scores to
+    their gradients: to compute them once more costs less than to spill them.
+    """
+    u = _channel(x, c)
+    if AGAIN:
+        u += call.zero
+    u = u + _channel(y, c)
     if call.slopes is not None:
         u += tl.load(call.slopes + head * call.channels + c) * relative
     if STRICT:
