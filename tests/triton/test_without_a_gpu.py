@@ -1,4 +1,4 @@
-"""What can be known of the GPU kernels without one: interpreted values, and what they compile to."""
+"""What can be known of the GPU kernels without one: interpreted values and what they compile to."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from .gradients import (
     zero_parameter_sums,
 )
 from .masks import count_tiles, kept_pairs, key_tiles, query_tiles, tile_start, visible_pairs
-from .network import LOG2E
+from .network import exponential
 from .product import product
 from .tiles import channel_side, load_vectors, tile_scores, without_infinities
 
@@ -78,9 +78,9 @@ def weights_and_gradients(
     scores, grad_weights, lse, delta, keep, visible, call, MASKED: tl.constexpr
 ):
     """The weights after dropout and the scores' gradients."""
-    # 0 where a row has seen nothing keeps exp2(-inf) = 0.
-    shift = tl.where(lse == -float("inf"), 0.0, lse * LOG2E)
-    weights = tl.exp2(scores - shift)
+    # 0 where a row has seen nothing keeps exp(-inf) = 0.
+    shift = tl.where(lse == -float("inf"), 0.0, lse * call.unit)
+    weights = exponential(scores - shift, call)
     if MASKED:
         # The lse of a row that sees NaN is NaN; what the row does not see stays clean.
         weights = tl.where(visible, weights, 0.0)
@@ -322,9 +322,7 @@ def queries_kernel(call, grads, QUERIES: tl.constexpr, KEYS: tl.constexpr):
     tiles = key_tiles(i0, last, batch, call, KEYS)
     for tile in range(count_tiles(tiles, KEYS, INNER=False)):
         j0 = tile_start(tiles, tile, KEYS, INNER=False)
-        sums = _query_tile(
-            sums, side, chunk, i, batch, head, key_head, j0, call, grads, True, KEYS
-        )
+        sums = _query_tile(sums, side, chunk, i, batch, head, key_head, j0, call, grads, True, KEYS)
     for tile in range(count_tiles(tiles, KEYS, INNER=True)):
         j0 = tile_start(tiles, tile, KEYS, INNER=True)
         sums = _query_tile(

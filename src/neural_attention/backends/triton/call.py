@@ -1,11 +1,12 @@
 """One attention call as the kernels receive it: pointers, strides, sizes and compile-time choices.
 
-A :class:`Call` is one argument of a kernel: Triton takes a named tuple apart, compiles None away and
-specialises on ``tl.constexpr`` members.
+A :class:`Call` is one argument of a kernel: Triton takes a named tuple apart, compiles None away
+and specialises on ``tl.constexpr`` members.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -81,6 +82,7 @@ class Call(NamedTuple):
     value_block: Any
     activation: Any
     mask_is_additive: Any
+    unit: Any  # what scores are multiplied by on their way to exp2
     precision: Any  # of products of float32 numbers: ieee or tf32
 
 
@@ -115,10 +117,7 @@ def build(problem: Problem) -> Call:
             mask = mask.float()
         mask = mask.expand(batch, heads, queries, keys)
     first_key, last_key = _document_bounds(masks.cu_seqlens, queries)
-    if wide:
-        chunk = min(_block(channels), 32)
-    else:
-        chunk = min(channels, UNROLLED.value)
+    chunk = min(_block(channels), 32) if wide else min(channels, UNROLLED.value)
     return Call(
         a,
         _strides(a),
@@ -168,6 +167,7 @@ def build(problem: Problem) -> Call:
         tl.constexpr(_block(value_width)),
         tl.constexpr(kind),
         tl.constexpr(additive),
+        tl.constexpr(1.0 if p.v.dtype == torch.float32 else math.log2(math.e)),
         tl.constexpr(_precision()),
     )
 

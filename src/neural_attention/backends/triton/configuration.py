@@ -21,18 +21,19 @@ class Tile(NamedTuple):
     stages: int
 
 
-# 16-bit numbers, by kernel: (largest number of channels, largest head width, tile), first fit.
+# 16-bit numbers, by kernel: (largest number of channels, largest width, tile), the first that fits.
 _ANY = 10**9
 _HALF: dict[str, tuple[tuple[int, int, Tile], ...]] = {
     "forward": (
         (16, 64, Tile(128, 64, 8, 3)),
         (16, 128, Tile(128, 32, 8, 2)),
-        (_ANY, 128, Tile(64, 32, 4, 2)),
+        (_ANY, 256, Tile(64, 32, 8, 2)),
         (_ANY, _ANY, Tile(64, 32, 8, 1)),
     ),
     "split": (
         (_ANY, 128, Tile(16, 64, 4, 2)),
-        (_ANY, _ANY, Tile(16, 32, 4, 1)),
+        (_ANY, 256, Tile(16, 32, 4, 2)),
+        (_ANY, _ANY, Tile(16, 16, 4, 1)),
     ),
     "keys": (
         (4, 64, Tile(64, 32, 4, 2)),
@@ -82,7 +83,7 @@ def tile(kernel: str, channels: int, is_wide: bool, width: int, item_size: int) 
         kernel: one of ``KERNELS``.
         channels: C.
         is_wide: whether a second hidden layer uses matrix products.
-        width: the wider of values and queries, as a power of two.
+        width: of values and queries together, each as a power of two.
         item_size: bytes of an element: 2 or 4.
     """
     if is_wide:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from .forward import attend
 from .masks import key_tiles
-from .network import LOG2E
+from .network import exponential, log_sum
 from .tiles import channel_side, load_vectors
 
 
@@ -87,7 +87,7 @@ def merge_kernel(
     sums = tl.zeros((ROWS, call.value_block), tl.float32)
     for split in range(splits):
         rows = split * count + row
-        scale = tl.exp2(tl.load(peak_in + rows, mask=exists, other=-float("inf")) - shift)
+        scale = exponential(tl.load(peak_in + rows, mask=exists, other=-float("inf")) - shift, call)
         total += tl.load(total_in + rows, mask=exists, other=0.0) * scale
         part = tl.load(
             sums_in + rows[:, None] * call.value_width + d,
@@ -103,5 +103,5 @@ def merge_kernel(
         (sums * scale[:, None]).to(out.dtype.element_ty),
         mask=exists[:, None] & (d < call.value_width),
     )
-    natural = tl.where(sees_nothing, -float("inf"), (peak + tl.log2(total)) / LOG2E)
-    tl.store(lse + row, natural, mask=exists)
+    log = tl.where(sees_nothing, -float("inf"), log_sum(peak, total, call))
+    tl.store(lse + row, log, mask=exists)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .masks import count_tiles, kept_pairs, key_tiles, tile_start, visible_pairs
-from .network import LOG2E
+from .network import exponential, log_sum
 from .product import product
 from .tiles import (
     channel_side,
@@ -44,10 +44,10 @@ def attend(
         x, y, q, k, i, j, j0, batch, head, visible, call, MASKED, STRICT=False
     )
     new_peak = tl.maximum(peak, tl.max(scores, 1))
-    # Subtracting 0 where a row has seen nothing keeps exp2(-inf) = 0.
+    # Subtracting 0 where a row has seen nothing keeps exp(-inf) = 0.
     shift = tl.where(new_peak == -float("inf"), 0.0, new_peak)
-    weights = tl.exp2(scores - shift[:, None])
-    rescale = tl.exp2(peak - shift)
+    weights = exponential(scores - shift[:, None], call)
+    rescale = exponential(peak - shift, call)
     total = total * rescale + tl.sum(weights, 1)
     if call.seed is not None:
         keep = kept_pairs(i, j0, batch, head, call, KEYS)
@@ -117,5 +117,5 @@ def forward_kernel(call, out, lse, QUERIES: tl.constexpr, KEYS: tl.constexpr):
         (sums * scale[:, None]).to(out.dtype.element_ty),
         mask=(i < call.queries) & (d < call.value_width),
     )
-    natural = tl.where(sees_nothing, -float("inf"), (peak + tl.log2(total)) / LOG2E)
-    tl.store(lse + rows, natural[:, None], mask=i < call.queries)
+    log = tl.where(sees_nothing, -float("inf"), log_sum(peak, total, call))
+    tl.store(lse + rows, log[:, None], mask=i < call.queries)

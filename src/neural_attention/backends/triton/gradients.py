@@ -121,7 +121,7 @@ def _narrow(
     biases = ()
     matrix = ()
     grad_hidden = ()
-    for c in tl.static_range(call.channels):
+    for _ in tl.static_range(call.channels):
         grad_hidden = grad_hidden + (tl.zeros(visible.shape, tl.float32),)
     for e in tl.static_range(call.second):
         mixed = narrow_mixed(hidden, e, head, call)
@@ -134,9 +134,7 @@ def _narrow(
                 matrix = matrix + (tl.sum(grad_mixed * hidden[c], 1),)
         pushed = ()
         for c in tl.static_range(call.channels):
-            weight = tl.load(
-                call.hidden_weight + (head * call.second + e) * call.channels + c
-            )
+            weight = tl.load(call.hidden_weight + (head * call.second + e) * call.channels + c)
             pushed = pushed + (grad_mixed * weight,)
         grad_hidden = plus(grad_hidden, pushed)
     features = ()
@@ -145,9 +143,8 @@ def _narrow(
         u = unit(c, x, y, relative, visible, head, call, MASKED, AGAIN=True)
         grad_u = grad_hidden[c] * slope(u, call)
         features = features + (tl.sum(grad_u, 1),)
-        if PARAMETERS:
-            if call.slopes is not None:
-                slopes = slopes + (tl.sum(grad_u * relative, 1),)
+        if PARAMETERS and (call.slopes is not None):
+            slopes = slopes + (tl.sum(grad_u * relative, 1),)
     parameters = ()
     if PARAMETERS:
         parameters = outputs + biases + matrix + slopes + _alibi(grad_scores, relative, call)

@@ -31,7 +31,7 @@ _MOST_ROWS = 64  # of a tile, all heads of a group together
 def _tile(kernel: str, call: calls.Call) -> Tile:
     if interprets():
         return configuration.INTERPRETED
-    width = max(call.dot_block.value, call.value_block.value)
+    width = call.value_block.value + (call.dot_block.value if call.dot_width.value else 0)
     return configuration.tile(
         kernel, call.channels.value, call.is_wide.value, width, call.v.element_size()
     )
@@ -106,10 +106,10 @@ def backward(
         }
     v = problem.v
     call = calls.build(problem)
-    channels, second = call.channels.value, call.second.value
+    channels = call.channels.value
 
     def buffer(wanted: bool, *shape: int) -> Tensor | None:
-        return v.new_empty(shape, dtype=torch.float32) if wanted and math.prod(shape) else None
+        return v.new_empty(shape, dtype=torch.float32) if wanted and 0 not in shape else None
 
     names = ("output_weight", "hidden_bias", "hidden_weight", "slopes", "alibi")
     by_keys, by_queries = _tile("keys", call), _tile("queries", call)
@@ -130,8 +130,8 @@ def backward(
         a=buffer(needs["a"], batch, heads, channels, queries),
         b=buffer(needs["b"], batch, key_heads, channels, keys),
         v=buffer(needs["v"], *v.shape),
-        q=buffer(needs["q"], *(() if problem.q is None else problem.q.shape)),
-        k=buffer(needs["k"], *(() if problem.k is None else problem.k.shape)),
+        q=buffer(needs["q"], *(problem.q.shape if problem.q is not None else (0,))),
+        k=buffer(needs["k"], *(problem.k.shape if problem.k is not None else (0,))),
         parameters=parameters,
         parts=parts,
         chunks=calls.chunks(call),
@@ -154,7 +154,8 @@ def backward(
         _launch(queries_kernel, grid, by_queries, v, call, grads, **sides)
     if grads.mask is not None and mask_sizes is not None:
         rows, columns = (
-            triton.cdiv(size, side) for size, side in zip(mask_sizes[2:], sides.values(), strict=True)
+            triton.cdiv(size, side)
+            for size, side in zip(mask_sizes[2:], sides.values(), strict=True)
         )
         grid = mask_sizes[0] * mask_sizes[1] * rows * columns
         _launch(mask_kernel, grid, by_queries, v, call, grads, **sides)
@@ -195,8 +196,8 @@ def _launch(
     kernel: Any, programs: int, tile: Tile, on: Tensor, *arguments: Any, **constants: int
 ) -> None:
     """Runs a kernel on the device of a tensor, on torch's current stream there."""
-    guard: AbstractContextManager[Any] = torch.cuda.device(on.device) if on.is_cuda else nullcontext()
+    guard: AbstractContextManager[Any] = (
+        torch.cuda.device(on.device) if on.is_cuda else nullcontext()
+    )
     with guard:
-        kernel[(programs,)](
-            *arguments, **constants, num_warps=tile.warps, num_stages=tile.stages
-        )
+        kernel[(programs,)](*arguments, **constants, num_warps=tile.warps, num_stages=tile.stages)

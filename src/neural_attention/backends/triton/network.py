@@ -1,9 +1,10 @@
 """The score network on a tile of pairs.
 
 A ``side`` is (pointers to channel 0 of its positions, stride between channels, which positions
-exist); pointers are shaped ``[rows, 1]`` or ``[1, columns]``. Scores come in units of log 2, so that
-softmax needs nothing but ``exp2``. Constants stand behind tensors, because the interpreter takes a
-product that starts with a constant for a constant.
+exist); pointers are shaped ``[rows, 1]`` or ``[1, columns]``. Scores come multiplied by
+``call.unit``: log2 e for 16-bit inputs, so that softmax needs nothing but ``exp2``; 1 for float32,
+whose lse must equal a row's only great score to the last bit. Constants stand behind tensors,
+because the interpreter takes a product that starts with a constant for a constant.
 """
 
 from __future__ import annotations
@@ -19,6 +20,20 @@ _SQRT_HALF = tl.constexpr(0.7071067811865476)
 _SQRT_2_OVER_PI = tl.constexpr(0.7978845608028654)
 _INVERSE_SQRT_2PI = tl.constexpr(0.3989422804014327)
 _CUBIC = tl.constexpr(0.044715)
+
+
+@triton.jit
+def exponential(x, call):
+    """e to the power of a difference of scores."""
+    if call.unit == 1:
+        x = x * LOG2E
+    return tl.exp2(x)
+
+
+@triton.jit
+def log_sum(peak, total, call):
+    """lse of a row from its greatest score and the sum of exponentials."""
+    return peak / call.unit + tl.log2(total) / LOG2E
 
 
 @triton.jit
@@ -105,14 +120,14 @@ def unit(
 
 @triton.jit
 def network_scores(x, y, relative, visible, head, call, STRICT: tl.constexpr):
-    """Scores · log2 e, and the second layer's input where it is wide (else 0)."""
+    """Scores · unit, and the second layer's input where it is wide (else 0)."""
     mixed = 0
     scores = tl.zeros(visible.shape, tl.float32)
     if call.is_wide:
         mixed = _mixed(x, y, relative, visible, head, call, STRICT)
         e = tl.arange(0, call.second_block)
         w = tl.load(call.output_weight + head * call.second + e, mask=e < call.second, other=0.0)
-        by_pairs = tl.sum(activate(mixed, call) * (w * LOG2E)[None, :], 1)
+        by_pairs = tl.sum(activate(mixed, call) * (w * call.unit)[None, :], 1)
         scores = tl.reshape(by_pairs, visible.shape)
     elif call.second > 0:
         w = call.output_weight + head * call.second
@@ -123,17 +138,17 @@ def network_scores(x, y, relative, visible, head, call, STRICT: tl.constexpr):
             )
         for e in tl.static_range(call.second):
             row = narrow_mixed(hidden, e, head, call)
-            scores += tl.load(w + e) * LOG2E * activate(row, call)
+            scores += tl.load(w + e) * call.unit * activate(row, call)
     else:
         w = call.output_weight + head * call.channels
         if call.channels <= UNROLLED:
             for c in tl.static_range(call.channels):
                 u = unit(c, x, y, relative, visible, head, call, STRICT)
-                scores += tl.load(w + c) * LOG2E * activate(u, call)
+                scores += tl.load(w + c) * call.unit * activate(u, call)
         else:
             for c in range(call.channels):
                 u = unit(c, x, y, relative, visible, head, call, STRICT)
-                scores += tl.load(w + c) * LOG2E * activate(u, call)
+                scores += tl.load(w + c) * call.unit * activate(u, call)
     return scores, mixed
 
 

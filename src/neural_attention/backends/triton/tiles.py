@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .masks import mask_addend, relative_positions
-from .network import LOG2E, network_scores
+from .network import network_scores
 from .product import product
 
 
@@ -53,7 +53,7 @@ def tile_scores(
     x, y, left, right, i, j, anchor, batch, head, visible, call, MASKED: tl.constexpr,
     STRICT: tl.constexpr,
 ):  # fmt: skip
-    """Scores · log2 e of a tile before masking, its ``j − p`` and the wide layer's input.
+    """Scores · unit of a tile before masking, its ``j − p`` and the wide layer's input.
 
     ``x``, ``y`` are the sides of the network, ``left @ right`` the dot product. STRICT keeps what
     masked pairs hold out of the network, whose gradients multiply it.
@@ -61,7 +61,7 @@ def tile_scores(
     relative = relative_positions(i, j, anchor, batch, call)
     scores = tl.zeros(visible.shape, tl.float32)
     if call.dot_width > 0:
-        scores = product(left, right, scores, call) * (call.scale * LOG2E)
+        scores = product(left, right, scores, call) * (call.scale * call.unit)
     elif call.needs_layout:
         # A product with zeros. It makes the compiler keep scores as the matrix units want them, so
         # that weights meet the values without a detour through shared memory and registers suffice.
@@ -73,9 +73,9 @@ def tile_scores(
         network, mixed = network_scores(x, y, relative, visible, head, call, STRICT)
         scores += network
     if call.alibi is not None:
-        scores += tl.load(call.alibi + head) * LOG2E * relative
+        scores += tl.load(call.alibi + head) * call.unit * relative
     if call.mask_is_additive:
-        scores += mask_addend(i, j, batch, head, visible, call) * LOG2E
+        scores += mask_addend(i, j, batch, head, visible, call) * call.unit
     if MASKED:
         scores = tl.where(visible, scores, -float("inf"))
     return scores, relative, mixed
