@@ -32,7 +32,7 @@ _NARROW_CHANNELS, _NARROW_SECOND = 4, 8
 class Call(NamedTuple):
     """What every kernel gets. Strides are (batch, head, then the two last dimensions)."""
 
-    a: Any  # (B, H, C, Lq), contiguous: a row of queries for each channel
+    a: Any  # (B, H, C, Lq): a row of queries for each channel
     a_strides: Any
     b: Any  # (B, Hkv, C, Lk), likewise
     b_strides: Any
@@ -86,8 +86,12 @@ class Call(NamedTuple):
     precision: Any  # of products of float32 numbers: ieee or tf32
 
 
-def build(problem: Problem) -> Call:
-    """The call of a problem whose tensors are not empty."""
+def build(problem: Problem, copies_features: bool = True) -> Call:
+    """The call of a problem whose tensors are not empty.
+
+    Copied features lie as the kernels read them, rows of float32 for each channel, which costs
+    little where each is read many times.
+    """
     p, masks = problem, problem.masks
     batch, heads, key_heads, queries, keys = p.sizes
     channels = p.a.shape[-1]
@@ -100,7 +104,10 @@ def build(problem: Problem) -> Call:
         right = 0 if right is None else min(right, 0)
 
     def rows_of_channels(tensor: Tensor) -> Tensor | None:
-        return tensor.transpose(2, 3).contiguous() if channels else None
+        if not channels:
+            return None
+        rows = tensor.transpose(2, 3)
+        return rows.float().contiguous() if copies_features else rows
 
     def per_head(tensor: Tensor | None) -> Tensor | None:
         if tensor is None or not tensor.numel():

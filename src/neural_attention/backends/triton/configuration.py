@@ -42,8 +42,8 @@ _HALF: dict[str, tuple[tuple[int, int, Tile], ...]] = {
         (_ANY, _ANY, Tile(32, 16, 8, 1)),
     ),
     "queries": (
-        (8, 64, Tile(64, 64, 8, 2)),
-        (_ANY, 128, Tile(64, 32, 8, 1)),
+        (_ANY, 64, Tile(64, 32, 4, 2)),
+        (_ANY, 128, Tile(64, 32, 4, 1)),
         (_ANY, _ANY, Tile(32, 32, 8, 1)),
     ),
 }

@@ -10,16 +10,38 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .network import activate, flatten_pairs, matrix_tile, narrow_mixed, slope, unit, units
+from .network import activate, flatten_pairs, matrix_tile, narrow_mixed, through, unit, units
 from .product import product
+
+# Sums of a row are kept in this many parts.
+_PARTS = tl.constexpr(4)
+
+
+@triton.jit
+def _row_sums(tile):
+    """[rows, columns] as [rows, 4]: the parts that lie in different threads, not yet added.
+
+    The matrix units' tiles give columns 2n and 2n + 1 of every eight to the n-th of four threads:
+    these sums cost no exchange between threads, which comes once, at the end.
+    """
+    rows: tl.constexpr = tile.shape[0]
+    columns: tl.constexpr = tile.shape[1]
+    split = tl.reshape(tile, (rows, columns // (2 * _PARTS), _PARTS, 2))
+    return tl.sum(tl.sum(split, 3), 1)
 
 
 @triton.jit
 def _zeros(COUNT: tl.constexpr, ROWS: tl.constexpr):
     sums = ()
     for _ in tl.static_range(COUNT):
-        sums = sums + (tl.zeros((ROWS,), tl.float32),)
+        sums = sums + (tl.zeros((ROWS, _PARTS), tl.float32),)
     return sums
+
+
+@triton.jit
+def _whole(sums):
+    """One number of a kept sum over all rows."""
+    return tl.sum(tl.sum(sums, 1), 0)
 
 
 @triton.jit
@@ -58,7 +80,7 @@ def zero_parameter_sums(call, ROWS: tl.constexpr):
     else:
         sums = _zeros((1 + slopes) * call.channel_chunk, ROWS)
     if call.alibi is not None:
-        sums = sums + (tl.zeros((ROWS,), tl.float32),)
+        sums = sums + (tl.zeros((ROWS, _PARTS), tl.float32),)
     return sums
 
 
@@ -96,12 +118,13 @@ def _one_layer(
             c = tl.minimum(chunk * call.channel_chunk + n, call.channels - 1)
         u = unit(c, x, y, relative, visible, head, call, MASKED, AGAIN=True)
         w = tl.load(call.output_weight + head * call.channels + c)
-        grad_u = grad_scores * w * slope(u, call)
-        features = features + (tl.sum(grad_u, 1),)
+        # The weight is multiplied with sums, not with every pair.
+        grad_u = through(grad_scores, u, call)
+        features = features + (_row_sums(grad_u) * w,)
         if PARAMETERS:
-            outputs = outputs + (tl.sum(grad_scores * activate(u, call), 1),)
+            outputs = outputs + (_row_sums(grad_scores * activate(u, call)),)
             if call.slopes is not None:
-                slopes = slopes + (tl.sum(grad_u * relative, 1),)
+                slopes = slopes + (_row_sums(grad_u * relative) * w,)
     parameters = ()
     if PARAMETERS:
         parameters = outputs + slopes + _alibi(grad_scores, relative, call)
@@ -126,12 +149,12 @@ def _narrow(
     for e in tl.static_range(call.second):
         mixed = narrow_mixed(hidden, e, head, call)
         w = tl.load(call.output_weight + head * call.second + e)
-        grad_mixed = grad_scores * w * slope(mixed, call)
+        grad_mixed = through(grad_scores * w, mixed, call)
         if PARAMETERS:
-            outputs = outputs + (tl.sum(grad_scores * activate(mixed, call), 1),)
-            biases = biases + (tl.sum(grad_mixed, 1),)
+            outputs = outputs + (_row_sums(grad_scores * activate(mixed, call)),)
+            biases = biases + (_row_sums(grad_mixed),)
             for c in tl.static_range(call.channels):
-                matrix = matrix + (tl.sum(grad_mixed * hidden[c], 1),)
+                matrix = matrix + (_row_sums(grad_mixed * hidden[c]),)
         pushed = ()
         for c in tl.static_range(call.channels):
             weight = tl.load(call.hidden_weight + (head * call.second + e) * call.channels + c)
@@ -141,10 +164,10 @@ def _narrow(
     slopes = ()
     for c in tl.static_range(call.channels):
         u = unit(c, x, y, relative, visible, head, call, MASKED, AGAIN=True)
-        grad_u = grad_hidden[c] * slope(u, call)
-        features = features + (tl.sum(grad_u, 1),)
+        grad_u = through(grad_hidden[c], u, call)
+        features = features + (_row_sums(grad_u),)
         if PARAMETERS and (call.slopes is not None):
-            slopes = slopes + (tl.sum(grad_u * relative, 1),)
+            slopes = slopes + (_row_sums(grad_u * relative),)
     parameters = ()
     if PARAMETERS:
         parameters = outputs + biases + matrix + slopes + _alibi(grad_scores, relative, call)
@@ -162,13 +185,13 @@ def _wide(
     c = chunk * call.channel_chunk + tl.arange(0, call.channel_chunk)
     w = tl.load(call.output_weight + head * call.second + e, mask=e < call.second, other=0.0)
     by_pairs = tl.reshape(grad_scores, (rows * columns,))[:, None]
-    grad_mixed = by_pairs * w[None, :] * slope(mixed, call)
+    grad_mixed = through(by_pairs * w[None, :], mixed, call)
     u = units(c, x, y, relative, visible, head, call, MASKED)
     weight = matrix_tile(e[:, None], c[None, :], head, call)
     low = grad_mixed.to(weight.dtype)
     zeros = tl.zeros((rows * columns, call.channel_chunk), tl.float32)
     grad_hidden = product(low, weight, zeros, call)
-    grad_u = tl.reshape(grad_hidden, (rows, columns, call.channel_chunk)) * slope(u, call)
+    grad_u = through(tl.reshape(grad_hidden, (rows, columns, call.channel_chunk)), u, call)
     features = (tl.sum(grad_u, 1),)
     parameters = ()
     if PARAMETERS:
@@ -188,7 +211,7 @@ def _wide(
 def _alibi(grad_scores, relative, call):
     sums = ()
     if call.alibi is not None:
-        sums = (tl.sum(grad_scores * relative, 1),)
+        sums = (_row_sums(grad_scores * relative),)
     return sums
 
 
@@ -203,7 +226,7 @@ def store_features(pointer, sums, chunk, n, limit, stride, call):
         for m in tl.static_range(call.channel_chunk):
             c = chunk * call.channel_chunk + m
             pointers = pointer + c.to(tl.int64) * stride + n
-            tl.store(pointers, sums[m], mask=(n < limit) & (c < call.channels))
+            tl.store(pointers, tl.sum(sums[m], 1), mask=(n < limit) & (c < call.channels))
 
 
 @triton.jit
@@ -213,7 +236,7 @@ def add_parameters(pointer, sums, chunk, call):
     alibi_pointer = pointer + call.parameters - 1
     slopes_pointer = alibi_pointer - call.channels
     if call.alibi is not None:
-        _add(alibi_pointer, tl.sum(sums[len(sums) - 1], 0), first)
+        _add(alibi_pointer, _whole(sums[len(sums) - 1]), first)
     if call.is_wide:
         e = tl.arange(0, call.second_block)
         c = chunk * call.channel_chunk + tl.arange(0, call.channel_chunk)
@@ -226,16 +249,16 @@ def add_parameters(pointer, sums, chunk, call):
     elif call.second > 0:
         before_slopes: tl.constexpr = call.second * (2 + call.channels)
         for n in tl.static_range(before_slopes):
-            _add(pointer + n, tl.sum(sums[n], 0), first)
+            _add(pointer + n, _whole(sums[n]), first)
         if call.slopes is not None:
             for c in tl.static_range(call.channels):
-                _add(slopes_pointer + c, tl.sum(sums[before_slopes + c], 0), first)
+                _add(slopes_pointer + c, _whole(sums[before_slopes + c]), first)
     else:
         for n in tl.static_range(call.channel_chunk):
             c = chunk * call.channel_chunk + n
-            _add(pointer + c, tl.sum(sums[n], 0), c < call.channels)
+            _add(pointer + c, _whole(sums[n]), c < call.channels)
             if call.slopes is not None:
-                _add(slopes_pointer + c, tl.sum(sums[call.channel_chunk + n], 0), c < call.channels)
+                _add(slopes_pointer + c, _whole(sums[call.channel_chunk + n]), c < call.channels)
 
 
 @triton.jit

@@ -46,8 +46,9 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     lse = v.new_empty(batch, heads, queries, dtype=torch.float32)
     if keys == 0 or not lse.numel():
         return out.zero_(), lse.fill_(-math.inf)
-    call = calls.build(problem)
-    if queries <= _MOST_DECODED and _decode(call, out, lse):
+    decodes = queries <= _MOST_DECODED
+    call = calls.build(problem, copies_features=not decodes)
+    if decodes and _decode(call, out, lse):
         return out, lse
     tile = _tile("forward", call)
     grid = triton.cdiv(queries, tile.rows) * batch * heads

@@ -68,28 +68,28 @@ def activate(u, call):
 
 
 @triton.jit
-def slope(u, call):
-    """σ'(u)."""
+def through(gradient, u, call):
+    """The gradient of σ(u), times σ'(u)."""
     if call.activation == "relu":
-        return tl.where(u > 0, 1.0, 0.0)
+        return tl.where(u > 0, gradient, 0.0)
     elif call.activation == "leaky_relu":
-        return tl.where(u > 0, 1.0, call.leak)
+        return tl.where(u > 0, gradient, gradient * call.leak)
     elif call.activation == "hardswish":
         inside = (u > -3) & (u < 3)
-        return tl.where(inside, u * (1 / 3) + 0.5, tl.where(u > 0, 1.0, 0.0))
+        return gradient * tl.where(inside, u * (1 / 3) + 0.5, tl.where(u > 0, 1.0, 0.0))
     elif call.activation == "gelu":
         density = tl.exp2(u * u * (-0.5 * LOG2E)) * _INVERSE_SQRT_2PI
-        return 0.5 * (1 + tl.erf(u * _SQRT_HALF)) + u * density
+        return gradient * (0.5 * (1 + tl.erf(u * _SQRT_HALF)) + u * density)
     elif call.activation == "gelu_tanh":
         gate = _sigmoid((u + u * u * u * _CUBIC) * (2 * _SQRT_2_OVER_PI))
         inner = (1 + u * u * (3 * _CUBIC)) * (2 * _SQRT_2_OVER_PI)
-        return gate + u * gate * (1 - gate) * inner
+        return gradient * (gate + u * gate * (1 - gate) * inner)
     elif call.activation == "silu":
         gate = _sigmoid(u)
-        return gate * (1 + u * (1 - gate))
+        return gradient * (gate * (1 + u * (1 - gate)))
     else:
         value = _tanh(u)
-        return 1 - value * value
+        return gradient * (1 - value * value)
 
 
 @triton.jit
