@@ -44,7 +44,7 @@ def diagnose() -> dict[str, Any]:
             "memory_gib": _memory_gib(),
         },
         "backends": {name: backends.unavailable_reason(name) for name in backends.NAMES},
-        "auto_on_cpu": backends.load("auto", torch.empty(0)).__name__.rpartition(".")[2],
+        "auto_on_cpu": backends.load("auto", torch.empty(0), None).__name__.rpartition(".")[2],
         "kernels": _kernels(),
         "threads": _threads(),
         "gpu": _gpu(),

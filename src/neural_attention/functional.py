@@ -104,9 +104,10 @@ def neural_attention(
         dropout_p: probability of dropping an attention weight; always applied, as in
             ``scaled_dot_product_attention``: pass 0 in evaluation. The mask depends on the seed
             drawn from torch's generator and the indices alone, not on the backend.
-        backend: ``auto``, or one by name: ``native`` (fused CPU kernels; not float64), ``blocked``
-            (plain torch, memory linear in length, any device) or ``reference`` (materialises all;
-            the definition). ``auto`` is ``native`` where it can run, else ``blocked``.
+        backend: ``auto``, or one by name: ``native`` (fused CPU kernels; not float64), ``triton``
+            (fused GPU kernels; not float64, widths up to 256), ``blocked`` (plain torch, memory
+            linear in length, any device) or ``reference`` (materialises all; the definition).
+            ``auto`` is ``native`` or ``triton`` where they can run, else ``blocked``.
         return_lse: also return the log-sum-exp of the scores, which is differentiable.
 
     Returns:

@@ -73,11 +73,12 @@ def _problem(
     dropout_p: float,
 ) -> Problem:
     query_length, key_length = a.shape[2], b.shape[2]
-    if query_offsets is not None:
+    # On a GPU, to read values is to wait for it, and no CUDA graph could be captured.
+    if query_offsets is not None and not query_offsets.is_cuda:
         validation.check_query_offsets(query_offsets)
-    if key_lengths is not None:
+    if key_lengths is not None and not key_lengths.is_cuda:
         validation.check_key_lengths(key_lengths, key_length)
-    if cu_seqlens is not None:
+    if cu_seqlens is not None and not cu_seqlens.is_cuda:
         validation.check_cu_seqlens(cu_seqlens, key_length)
     masks = Masks(
         query_length=query_length,
@@ -111,11 +112,12 @@ def _problem(
 
 @torch.library.impl("neural_attention::attention", "CompositeExplicitAutograd")
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    *problem, backend = arguments
+    *call, backend = arguments
     v = arguments[2]
     # The caller has cast what autocast casts; what is computed here keeps its own precision.
     with _without_autocast(v.device.type):
-        return backends.load(backend, v).forward(_problem(*problem))
+        problem = _problem(*call)
+        return backends.load(backend, v, problem.q).forward(problem)
 
 
 @torch.library.impl("neural_attention::attention_backward", "CompositeExplicitAutograd")
@@ -131,7 +133,7 @@ def _backward(
     *call, backend = arguments
     problem = _problem(*call)
     with _without_autocast(out.device.type):
-        gradients: dict[str, Tensor] = backends.load(backend, problem.v).backward(
+        gradients: dict[str, Tensor] = backends.load(backend, problem.v, problem.q).backward(
             problem,
             out,
             lse,

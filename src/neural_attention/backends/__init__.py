@@ -9,26 +9,40 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-NAMES = ("reference", "blocked", "native")
+NAMES = ("reference", "blocked", "native", "triton")
 
 
-def load(name: str, v: Tensor) -> ModuleType:
+def load(name: str, v: Tensor, q: Tensor | None) -> ModuleType:
     """The module with ``forward`` and ``backward`` that a backend's name stands for.
 
     Args:
         name: one of :data:`NAMES`, or ``auto``: ``native`` where its kernels are built and compute
-            the values' dtype on their device, else ``blocked``.
+            the values' dtype on their device, ``triton`` likewise, else ``blocked``.
         v: the values.
+        q: the queries of a dot product, if there is one.
+
+    Raises:
+        RuntimeError: the backend cannot run on this machine.
     """
     if name == "auto":
-        on_cpu = v.device.type == "cpu" and v.dtype != torch.float64
-        name = "native" if on_cpu and unavailable_reason("native") is None else "blocked"
-    return _module(name)
+        name = "blocked"
+        if v.device.type == "cpu":
+            if v.dtype != torch.float64 and unavailable_reason("native") is None:
+                name = "native"
+        elif _module("triton").computes(v, q):
+            name = "triton"
+    reason = unavailable_reason(name)
+    if reason is not None:
+        raise RuntimeError(f"backend {name!r} is not available: {reason}.")
+    # Triton itself loads with the kernels.
+    return _module("triton.launch" if name == "triton" else name)
 
 
 def unavailable_reason(name: str) -> str | None:
     """Why a backend cannot run on this machine, or None if it can."""
-    reason: str | None = _module(name).unavailable_reason() if name == "native" else None
+    reason: str | None = None
+    if name in ("native", "triton"):
+        reason = _module(name).unavailable_reason()
     return reason
 
 
