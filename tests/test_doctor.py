@@ -41,7 +41,7 @@ def test_the_report_names_every_backend_and_fits_80_columns(capsys):
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for name in NAMES:
-        (line,) = [line for line in lines if line.split()[:1] == [name]]
+        *_, line = (line for line in lines if line.split()[:1] == [name])  # versions come before
         assert ("runs here" in line) == (unavailable_reason(name) is None)
     for line in lines:
         assert len(line) <= doctor.WIDTH or "/" in line, line  # a path is not broken

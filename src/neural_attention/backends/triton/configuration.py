@@ -36,7 +36,6 @@ _HALF: dict[str, tuple[tuple[int, int, Tile], ...]] = {
         (_ANY, _ANY, Tile(16, 16, 4, 1)),
     ),
     "keys": (
-        (4, 64, Tile(64, 32, 4, 2)),
         (_ANY, 64, Tile(64, 16, 4, 2)),
         (_ANY, 128, Tile(64, 16, 8, 1)),
         (_ANY, _ANY, Tile(32, 16, 8, 1)),
