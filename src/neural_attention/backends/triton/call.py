@@ -24,7 +24,7 @@ _DEFAULT_LEAK = 0.01
 SMALLEST_SIDE = 16
 
 # One layer up to this width is unrolled, and its gradients lie in registers together.
-UNROLLED = tl.constexpr(16)
+UNROLLED = tl.constexpr(8)
 # Two layers up to these widths are scalar arithmetic on register tiles; wider ones use tl.dot.
 _NARROW_CHANNELS, _NARROW_SECOND = 4, 8
 
