@@ -28,7 +28,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 import neural_attention
-from neural_attention import ops
+from neural_attention import ops, validation
+from neural_attention.backends.problem import DIFFERENTIABLE
 from neural_attention.backends.triton import launch
 from neural_attention.backends.triton.configuration import Tile
 
@@ -45,8 +46,10 @@ MULTIPROCESSORS = 132
 SPILL_BOUND = 1024
 
 # Name: dtype, C, width of a second hidden layer (0: none), head width, whether a dot product is
-# added. Each row of the table of tiles is compiled at its largest, and at what models use.
+# added. Names that end in _OPTIONS add every mask, ALiBi, dropout and grouped heads. Each row of the
+# table of tiles is compiled at its largest, and at what models use.
 BF16, F32 = torch.bfloat16, torch.float32
+_OPTIONS = "all options"
 CASES: dict[str, tuple[torch.dtype, int, int, int, bool]] = {
     "bfloat16, C = 2, head 64": (BF16, 2, 0, 64, False),
     "bfloat16, C = 8, head 64": (BF16, 8, 0, 64, False),
@@ -58,6 +61,9 @@ CASES: dict[str, tuple[torch.dtype, int, int, int, bool]] = {
     "bfloat16, dot product and C = 8, head 128": (BF16, 8, 0, 128, True),
     "bfloat16, C = 32, head 128": (BF16, 32, 0, 128, False),
     "bfloat16, dot product and C = 8, head 256": (BF16, 8, 0, 256, True),
+    f"bfloat16, dot product and C = 2, head 64, {_OPTIONS}": (BF16, 2, 0, 64, True),
+    f"bfloat16, C = 4 to 2, head 64, {_OPTIONS}": (BF16, 4, 2, 64, False),
+    f"bfloat16, C = 32 to 16, head 64, {_OPTIONS}": (BF16, 32, 16, 64, False),
     "float32, C = 8, head 64": (F32, 8, 0, 64, False),
     "float32, dot product and C = 8, head 128": (F32, 8, 0, 128, True),
     "float32, dot product and C = 8, head 256": (F32, 8, 0, 256, True),
@@ -133,35 +139,52 @@ def _amd(compiled: Any) -> dict[str, int]:
 
 
 def examine(
-    compiler: Compiler, dtype: torch.dtype, channels: int, second: int, width: int, dot: bool
+    compiler: Compiler,
+    dtype: torch.dtype,
+    channels: int,
+    second: int,
+    width: int,
+    dot: bool,
+    all_options: bool,
 ) -> list[dict[str, Any]]:
     """All kernels of one case, causal, with slopes, for an architecture."""
 
     def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    heads, keys = 8, 4096
+    batch, heads, keys = 1, 8, 4096
+    key_heads = heads // 4 if all_options else heads
     slopes = meta(heads, channels) if channels else None
     hidden = (meta(heads, second, channels), meta(heads, second)) if second else (None, None)
 
     def problem(queries: int) -> Any:
-        def rows(count: int, size: int) -> torch.Tensor:
-            return meta(2, heads, count, size, dtype=dtype)
+        def rows(head_count: int, count: int, size: int) -> torch.Tensor:
+            return meta(batch, head_count, count, size, dtype=dtype)
 
-        products = (rows(queries, width), rows(keys, width)) if dot else (None, None)
+        products: tuple[Any, ...] = (None, None)
+        if dot:
+            products = (rows(heads, queries, width), rows(key_heads, keys, width))
+        options: tuple[Any, ...] = (None,) * 6
+        window, dropout = None, 0.0
+        if all_options:
+            integers = meta(batch, dtype=torch.int64)
+            options = (
+                meta(heads), meta(heads, 1, keys), integers, integers,
+                meta(9, dtype=torch.int32) if queries == keys else None,
+                meta(1, dtype=torch.int64),
+            )  # fmt: skip
+            window, dropout = 512, 0.1
         return ops._problem(
-            rows(queries, channels), rows(keys, channels), rows(keys, width),
-            meta(heads, second or channels), *hidden, *products, slopes, None, None, None, None,
-            None, None, "relu", 0.125, True, keys - queries, None, None, 0.0,
+            rows(heads, queries, channels), rows(key_heads, keys, channels),
+            rows(key_heads, keys, width), meta(heads, second or channels), *hidden, *products,
+            slopes, *options, "relu", 0.125, True, keys - queries, window, None, dropout,
         )  # fmt: skip
 
     compiler.found = []
     launch.forward(problem(1))
     training = problem(keys)
     out, lse, rest = launch.forward(training)
-    wanted = ("a", "b", "v", "output_weight", "hidden_weight", "hidden_bias", "q", "k", "slopes")
-    needs = dict.fromkeys(("alibi", "attn_mask"), False)
-    needs |= {name: getattr(training, name) is not None for name in wanted}
+    needs = {name: getattr(training, name) is not None for name in DIFFERENTIABLE}
     upstream = torch.empty_like(out), torch.empty_like(lse)
     launch.backward(training, out, lse, rest, *upstream, needs)
     return compiler.found
@@ -174,8 +197,9 @@ def measure(architecture: str, cases: list[str]) -> Iterator[tuple[str, list[dic
     launch._launch = compiler.launch
     launch._programs = lambda device: 2 * MULTIPROCESSORS
     launch.check = lambda problem: None  # refuses tensors without a GPU
+    validation.check_key_lengths = validation.check_cu_seqlens = lambda *_: None  # and values
     for case in cases:
-        yield case, examine(compiler, *CASES[case])
+        yield case, examine(compiler, *CASES[case], case.endswith(_OPTIONS))
 
 
 def faults(results: dict[str, Any]) -> Iterator[str]:

@@ -42,6 +42,8 @@ class Gradients(NamedTuple):
     chunks: Any
     mask: Any  # contiguous, in the mask's own four dimensions
     mask_sizes: Any
+    mask_repeats_rows: Any  # tl.constexpr: whether one row, or column, serves all
+    mask_repeats_columns: Any
 
 
 @triton.jit
@@ -372,9 +374,9 @@ def mask_kernel(call, grads, QUERIES: tl.constexpr, KEYS: tl.constexpr):
     all_columns = 1
     all_heads = 1
     all_batches = 1
-    if rows == 1:
+    if grads.mask_repeats_rows:
         all_rows = tl.cdiv(call.queries, QUERIES)
-    if columns == 1:
+    if grads.mask_repeats_columns:
         all_columns = tl.cdiv(call.keys, KEYS)
     if heads == 1:
         all_heads = call.heads
@@ -395,10 +397,10 @@ def mask_kernel(call, grads, QUERIES: tl.constexpr, KEYS: tl.constexpr):
         total += grad_scores
     i = own_rows * QUERIES + tl.arange(0, QUERIES)[:, None]
     j = own_columns * KEYS + tl.arange(0, KEYS)[None, :]
-    if rows == 1:
+    if grads.mask_repeats_rows:
         total = tl.sum(total, 0)[None, :]
         i = tl.zeros((1, 1), tl.int32)
-    if columns == 1:
+    if grads.mask_repeats_columns:
         total = tl.sum(total, 1)[:, None]
         j = tl.zeros((1, 1), tl.int32)
     pointers = grads.mask + (batch_head.to(tl.int64) * rows + i) * columns + j

@@ -21,14 +21,13 @@ class Tile(NamedTuple):
     stages: int
 
 
-# 16-bit numbers, by kernel: (largest number of channels, largest width, tile), the first that fits.
+# 16-bit numbers, by kernel: (most work of the network, largest width, tile), the first that fits.
 _ANY = 10**9
 _HALF: dict[str, tuple[tuple[int, int, Tile], ...]] = {
     "forward": (
-        (16, 64, Tile(128, 64, 8, 3)),
-        (16, 128, Tile(128, 32, 8, 2)),
-        (_ANY, 256, Tile(64, 32, 8, 2)),
-        (_ANY, _ANY, Tile(64, 32, 8, 1)),
+        (8, 64, Tile(128, 64, 8, 3)),
+        (_ANY, 128, Tile(128, 32, 8, 2)),
+        (_ANY, _ANY, Tile(64, 32, 8, 2)),
     ),
     "split": (
         (_ANY, 128, Tile(16, 64, 4, 2)),
@@ -75,19 +74,21 @@ _WIDE = Tile(16, 16, 8, 1)
 INTERPRETED = Tile(16, 16, 1, 1)
 
 
-def tile(kernel: str, channels: int, is_wide: bool, width: int, item_size: int) -> Tile:
+def tile(
+    kernel: str, channels: int, second: int, is_wide: bool, width: int, item_size: int
+) -> Tile:
     """The tile of a kernel.
 
     Args:
         kernel: one of ``KERNELS``.
         channels: C.
-        is_wide: whether a second hidden layer uses matrix products.
+        second: width of the second hidden layer; 0: none.
+        is_wide: whether that layer uses matrix products.
         width: of values and queries together, each as a power of two.
         item_size: bytes of an element: 2 or 4.
     """
     if is_wide:
         return _WIDE
+    work = channels * (1 + second)
     table = _HALF if item_size == 2 else _FLOAT
-    return next(
-        found for most, widest, found in table[kernel] if channels <= most and width <= widest
-    )
+    return next(found for most, widest, found in table[kernel] if work <= most and width <= widest)

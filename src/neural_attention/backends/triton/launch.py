@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from ..problem import Problem
@@ -32,9 +33,16 @@ def _tile(kernel: str, call: calls.Call) -> Tile:
     if interprets():
         return configuration.INTERPRETED
     width = call.value_block.value + (call.dot_block.value if call.dot_width.value else 0)
-    return configuration.tile(
-        kernel, call.channels.value, call.is_wide.value, width, call.v.element_size()
+    found = configuration.tile(
+        kernel,
+        call.channels.value,
+        call.second.value,
+        call.is_wide.value,
+        width,
+        call.v.element_size(),
     )
+    # Every stage of the pipeline would hold a tile of an explicit mask in shared memory.
+    return found if call.mask is None else found._replace(stages=1)
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
@@ -141,6 +149,8 @@ def backward(
         chunks=calls.chunks(call),
         mask=None if mask_sizes is None else buffer(True, *mask_sizes),
         mask_sizes=mask_sizes,
+        mask_repeats_rows=tl.constexpr(mask_sizes is not None and mask_sizes[2] == 1),
+        mask_repeats_columns=tl.constexpr(mask_sizes is not None and mask_sizes[3] == 1),
     )
     blocks = triton.cdiv(queries, by_queries.rows)
     _launch(
