@@ -46,8 +46,8 @@ MULTIPROCESSORS = 132
 SPILL_BOUND = 1024
 
 # Name: dtype, C, width of a second hidden layer (0: none), head width, whether a dot product is
-# added. Names that end in _OPTIONS add every mask, ALiBi, dropout and grouped heads. Each row of the
-# table of tiles is compiled at its largest, and at what models use.
+# added. Names that end in _OPTIONS add every mask, ALiBi, dropout and grouped heads. Each row of
+# the table of tiles is compiled at its largest, and at what models use.
 BF16, F32 = torch.bfloat16, torch.float32
 _OPTIONS = "all options"
 CASES: dict[str, tuple[torch.dtype, int, int, int, bool]] = {
