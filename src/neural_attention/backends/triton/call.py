@@ -124,7 +124,7 @@ def build(problem: Problem, copies_features: bool = True) -> Call:
             mask = mask.float()
         mask = mask.expand(batch, heads, queries, keys)
     first_key, last_key = _document_bounds(masks.cu_seqlens, queries)
-    chunk = min(_block(channels), 32) if wide else min(channels, UNROLLED.value)
+    chunk = SMALLEST_SIDE if wide else min(channels, UNROLLED.value)
     return Call(
         a,
         _strides(a),

@@ -58,12 +58,10 @@ _FLOAT: dict[str, tuple[tuple[int, int, Tile], ...]] = {
     ),
     "keys": (
         (_ANY, 64, Tile(32, 32, 4, 1)),
-        (_ANY, 128, Tile(16, 16, 4, 1)),
         (_ANY, _ANY, Tile(16, 16, 4, 1)),
     ),
     "queries": (
         (_ANY, 64, Tile(32, 32, 4, 1)),
-        (_ANY, 128, Tile(16, 16, 4, 1)),
         (_ANY, _ANY, Tile(16, 16, 4, 1)),
     ),
 }
