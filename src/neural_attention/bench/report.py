@@ -28,7 +28,7 @@ def print_result(result: dict[str, Any], file: IO[str], *, is_terminal: bool) ->
     from rich.console import Console
 
     console = Console(
-        file=file, width=WIDTH, highlight=False, force_terminal=is_terminal, soft_wrap=False
+        file=file, width=WIDTH, highlight=False, emoji=False, force_terminal=is_terminal
     )
     for group in result["groups"]:
         console.print(f"\n[bold]{Shape(**group['shape']).label}")
