@@ -89,6 +89,7 @@ def test_bfloat16(name):
     falls(train(pure, inputs, lr=0.01))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("name", NAMES)
 def test_compiled_as_one_graph(name):
     torch._dynamo.reset()
