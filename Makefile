@@ -2,6 +2,7 @@
 # make test      run the tests
 # make lint      ruff: rules and format
 # make types     mypy
+# make docs      build the documentation into build/docs
 # make wheel     build a wheel for any Linux into dist, and test it where torch alone is installed
 # make sanitize  test the kernels, built with AddressSanitizer and UndefinedBehaviorSanitizer
 # make clean     remove caches, build outputs and the environment
@@ -22,7 +23,7 @@ BIN := $(VENV)/bin
 # was interrupted, and is made afresh. The stamps .installed-* are written last.
 INSTALLING := $(VENV)/.installing
 
-.PHONY: demo test lint types wheel sanitize clean environment with-compare with-dev
+.PHONY: demo test lint types docs wheel sanitize clean environment with-compare with-dev
 
 demo: with-compare
 	$(BIN)/neural-attention compare lm --out runs/demo $(DEMO)
@@ -36,6 +37,10 @@ lint: with-dev
 
 types: with-dev
 	$(BIN)/python -m mypy
+
+# -W: a warning, such as a link that leads nowhere, is an error.
+docs: with-dev
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs build/docs
 
 # torch brings the OpenMP runtime, and two in one process would fight over the cores.
 wheel: with-dev

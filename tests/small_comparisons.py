@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from neural_attention.compare.progress import Progress
+from neural_attention.compare.statistics import compare_pairs
+from neural_attention.tasks.language import LanguageModelling
+from neural_attention.tasks.task import RunSpec
+
+TASK = LanguageModelling()
+PERPLEXITY = TASK.measures[0]
 
 SIZES = {
     "architecture": "current",
@@ -16,6 +24,7 @@ SIZES = {
 
 def spec_content(**changes):
     content = {
+        "task": "lm",
         "arm": "odd",
         "attention": {"score": "dot"},
         "layers": "all",
@@ -24,11 +33,26 @@ def spec_content(**changes):
         "training": {},
         "learning_rate": 1e-3,
         "seed": 0,
-        "tokens": {},
+        "data": {},
         "device": "cpu",
         "environment": {},
     }
     return {**content, **changes}
+
+
+def spec_of_arm(arm, seed=0, **overrides):
+    """The run of a parsed arm, as far as building the model goes."""
+    layers = arm.layers if isinstance(arm.layers, str) else list(arm.layers)
+    return RunSpec(
+        **spec_content(
+            arm=arm.name, attention=arm.attention(8), layers=layers, seed=seed, overrides=overrides
+        )
+    )
+
+
+def paired_ratio(losses, reference):
+    """Perplexities of these losses, compared."""
+    return compare_pairs(*([math.exp(x) for x in one] for one in (losses, reference)), PERPLEXITY)
 
 
 class Said(Progress):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,24 +14,22 @@ pytest.importorskip("transformers")
 
 from neural_attention.compare import parse_arm
 from neural_attention.compare.arms import check_arms
-from neural_attention.compare.building import (
-    build_model,
-    control_feed_forward,
-    count_parameters,
-    dead_score_networks,
-    model_config,
-)
+from neural_attention.compare.dead import dead_score_networks
 from neural_attention.compare.devices import resolve_device
+from neural_attention.compare.jobs import control_feed_forward, count_parameters
 from neural_attention.compare.presets import choose_preset
-from neural_attention.compare.statistics import paired_ratio, statement
+from neural_attention.compare.statistics import compare_pairs, statement
+from neural_attention.tasks.task import Measure
 
-from .small_comparisons import SIZES
+from .small_comparisons import PERPLEXITY, TASK, paired_ratio, spec_of_arm
 
 
-def config_of(name: str, **changes):
-    arm = parse_arm(name)
-    layers = arm.layers if isinstance(arm.layers, str) else list(arm.layers)
-    return model_config(SIZES, arm.attention(8), layers, **changes)
+def built(name: str, seed: int = 0, **overrides):
+    return TASK.build(spec_of_arm(parse_arm(name), seed, **overrides))
+
+
+def sentence_of(arms, reference, steps):
+    return statement(arms, reference, steps, PERPLEXITY, "text")
 
 
 # Arms
@@ -83,7 +82,7 @@ def config_of(name: str, **changes):
 )
 def test_an_arm_is_what_its_name_says(name, expected):
     assert parse_arm(name).attention(64) == expected
-    model_config(SIZES, parse_arm(name).attention(8), "all")
+    built(name)
 
 
 @pytest.mark.parametrize(
@@ -135,36 +134,36 @@ def test_the_same_arm_under_two_names_is_refused():
 
 @pytest.mark.parametrize("name", ["dot+alibi", "neural", "hybrid", "additive+layers=first"])
 def test_arms_start_with_the_values_of_the_dot_product_wherever_both_have_them(name):
-    dot = build_model(config_of("dot"), SIZES, seed=3).model
-    built = build_model(config_of(name), SIZES, seed=3)
-    values = dict(built.model.named_parameters())
-    assert set(built.shared) == set(dict(dot.named_parameters()))
+    dot, arm = built("dot", seed=3).model, built(name, seed=3)
+    values = dict(arm.model.named_parameters())
+    assert set(arm.shared) == set(dict(dot.named_parameters()))
     for parameter_name, parameter in dot.named_parameters():
         assert torch.equal(parameter, values[parameter_name])
-    assert set(built.own) == set(values) - set(built.shared)
+    assert set(arm.own) == set(values) - set(arm.shared)
 
 
 def test_another_seed_gives_other_values():
-    first, second = (build_model(config_of("dot"), SIZES, seed=s).model for s in (0, 1))
+    first, second = (built("dot", seed).model for seed in (0, 1))
     assert not torch.equal(first.embedding.weight, second.embedding.weight)
 
 
 def test_a_wider_control_shares_all_but_its_feed_forward_layers():
-    built = build_model(config_of("dot", intermediate_size=30), SIZES, seed=0)
-    assert all(".feed_forward." in name for name in built.own)
-    assert len(built.own) == 6
+    control = built("dot", feed_forward=30)
+    assert all(".feed_forward." in name for name in control.own)
+    assert len(control.own) == 6
 
 
 def test_the_control_has_at_least_as_many_parameters_and_is_the_least_that_has():
-    target = count_parameters(config_of("neural"))
-    width = control_feed_forward(config_of("dot"), target)
-    assert count_parameters(config_of("dot", intermediate_size=width)) >= target
-    assert count_parameters(config_of("dot", intermediate_size=width - 1)) < target
+    neural, dot = (spec_of_arm(parse_arm(name)) for name in ("neural", "dot"))
+    target = count_parameters(TASK, neural)
+    width = control_feed_forward(TASK, neural, target)
+    at, below = (replace(dot, overrides={"feed_forward": wide}) for wide in (width, width - 1))
+    assert count_parameters(TASK, at) >= target > count_parameters(TASK, below)
 
 
 def test_a_dead_score_network_is_found_and_live_ones_are_not():
-    model = build_model(config_of("neural+hidden=2+none"), SIZES, seed=0).model
-    ids = torch.randint(0, 50, (2, 12))
+    model = built("neural+hidden=2+none").model
+    ids = {"input_ids": torch.randint(0, 50, (2, 12))}
     assert dead_score_networks(model, ids) == {}
     with torch.no_grad():
         model.blocks[1].attention.score_network.hidden.weight[1].zero_()
@@ -175,7 +174,7 @@ def test_a_dead_score_network_is_found_and_live_ones_are_not():
 
 
 def test_a_preset_takes_the_changes_of_the_command():
-    preset = choose_preset("quick", "paper", 7, 2, [2e-3, 1e-3])
+    preset = choose_preset(TASK, "quick", {"model": "paper"}, 7, 2, [2e-3, 1e-3])
     assert (preset.architecture, preset.steps, preset.seeds) == ("paper", 7, 2)
     assert preset.learning_rates == (1e-3, 2e-3)
     assert preset.warmup_steps <= 7
@@ -185,17 +184,21 @@ def test_a_preset_takes_the_changes_of_the_command():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("slow",), "unknown preset 'slow'; known are smoke, quick, laptop, paper"),
-        (("quick", "old"), "unknown model 'old'"),
-        (("quick", None, 0), "steps is 0"),
-        (("quick", None, None, 0), "seeds is 0"),
-        (("quick", None, None, None, [1e-3, -1.0]), "positive numbers"),
-        (("quick", None, None, None, [1e-3, 1e-3]), "given twice"),
+        (("slow", {}), "unknown preset 'slow'; known are smoke, quick, laptop, paper"),
+        (("quick", {"model": "old"}), "unknown model 'old'"),
+        (
+            ("quick", {"modle": "paper"}),
+            "lm has no option 'modle'; its own are data, tokenizer, model",
+        ),
+        (("quick", {}, 0), "steps is 0"),
+        (("quick", {}, None, 0), "seeds is 0"),
+        (("quick", {}, None, None, [1e-3, -1.0]), "positive numbers"),
+        (("quick", {}, None, None, [1e-3, 1e-3]), "given twice"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        choose_preset(*arguments)
+        choose_preset(TASK, *arguments)
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "cpu:0"])
@@ -220,7 +223,7 @@ def test_paired_ratios_have_the_t_interval_of_scipy():
     ratio = paired_ratio(losses, reference)
     differences = np.subtract(losses, reference)
     low, high = stats.t.interval(0.95, 3, differences.mean(), stats.sem(differences))
-    assert (ratio.ratio, ratio.low, ratio.high) == pytest.approx(
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx(
         (np.exp(differences.mean()), np.exp(low), np.exp(high))
     )
     assert ratio.is_told_apart
@@ -233,11 +236,32 @@ def test_one_seed_has_no_interval_and_no_pairs_are_refused():
         paired_ratio([1.0], [])
 
 
+def test_differences_are_told_in_points():
+    accuracy = Measure("accuracy", "accuracy", False, "difference", "acc", "%", 1)
+    values, reference = [61.0, 62.5, 63.0], [60.0, 60.5, 60.5]
+    pairs = compare_pairs(values, reference, accuracy)
+    low, high = stats_interval(np.subtract(values, reference))
+    assert (pairs.value, pairs.low, pairs.high) == pytest.approx((5.5 / 3, low, high))
+    arms = {"dot": scored(60.3, is_plain=True), "neural": scored(62.2, pairs)}
+    told = statement(arms, "dot", 5, accuracy, "images")
+    assert told.startswith(
+        "The test accuracy of neural is 1.8 points above that of dot (3 seeds, 95%"
+    )
+    assert "do not tell the two apart" in told
+    assert pairs.is_better(accuracy)
+
+
+def stats_interval(differences):
+    from scipy import stats
+
+    return stats.t.interval(0.95, len(differences) - 1, differences.mean(), stats.sem(differences))
+
+
 def scored(perplexity, ratio=None, is_plain=False):
     return {
         "is_plain": is_plain,
-        "test_perplexity": perplexity,
-        "validation_perplexity": perplexity,
+        "test": perplexity,
+        "order": perplexity,
         "parameters": 5e5,
         "against_reference": ratio,
     }
@@ -254,8 +278,8 @@ def scored(perplexity, ratio=None, is_plain=False):
 )
 def test_the_sentence_claims_no_more_than_the_numbers(losses, says, never):
     ratio = paired_ratio(losses, [3.0] * len(losses))
-    arms = {"dot": scored(20.0, is_plain=True), "neural": scored(20.0 * ratio.ratio, ratio)}
-    sentence = statement(arms, "dot", 100)
+    arms = {"dot": scored(20.0, is_plain=True), "neural": scored(20.0 * ratio.value, ratio)}
+    sentence = sentence_of(arms, "dot", 100)
     assert says in sentence
     assert never not in sentence
     assert sentence.count(". ") == 0
@@ -288,7 +312,7 @@ def test_the_sentence_names_the_best_score_network_where_dot_products_are_ahead(
         "neural": scored(26.0, neural),
         "additive": scored(30.0, neural),
     }
-    sentence = statement(arms, "dot+alibi", 100)
+    sentence = sentence_of(arms, "dot+alibi", 100)
     assert sentence.startswith(says)
     assert "additive" not in sentence
     assert sentence.count(". ") == 0
@@ -301,10 +325,10 @@ def test_the_sentence_does_not_hide_a_score_network_without_a_result():
         "dot": scored(21.0, ratio, is_plain=True),
         "neural": scored(None),
     }
-    assert statement(arms, "dot+alibi", 1).endswith(
+    assert sentence_of(arms, "dot+alibi", 1).endswith(
         "(--seeds 3 tells the first); neural gave no result."
     )
-    assert "and 1 step)" in statement(arms, "dot+alibi", 1)
+    assert "and 1 step)" in sentence_of(arms, "dot+alibi", 1)
 
 
 def test_an_arm_with_fewer_seeds_is_not_said_to_have_an_interval():
@@ -313,12 +337,12 @@ def test_an_arm_with_fewer_seeds_is_not_said_to_have_an_interval():
         "dot+alibi": scored(18.0, paired_ratio([2.9, 2.91], [3.0, 3.0]), is_plain=True),
         "neural": scored(19.0, paired_ratio([2.95], [3.0])),
     }
-    assert "neural is 0.951 times that of dot (one seed: a hint" in statement(arms, "dot", 9)
+    assert "neural is 0.951 times that of dot (one seed: a hint" in sentence_of(arms, "dot", 9)
 
 
 def test_the_sentence_says_so_when_nothing_can_be_compared():
-    assert "shows nothing" in statement({"dot": scored(None)}, "dot", 1)
-    assert "compares nothing" in statement({"dot": scored(2.0), "x": scored(None)}, "dot", 1)
+    assert "shows nothing" in sentence_of({"dot": scored(None)}, "dot", 1)
+    assert "compares nothing" in sentence_of({"dot": scored(2.0), "x": scored(None)}, "dot", 1)
 
 
 # Memory

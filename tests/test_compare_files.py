@@ -10,22 +10,22 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from neural_attention.compare import compare_language_models
+from neural_attention.compare import compare
 from neural_attention.compare.checkpoints import last_complete, mark_complete
 from neural_attention.compare.processes import JobFailed, Workers
-from neural_attention.compare.runs import RunSpec
 from neural_attention.compare.store import (
     changed_since,
     read_or_set_aside,
     result_form,
-    score_form,
+    test_form,
     timing_form,
     write_spec,
     write_summary,
 )
 from neural_attention.tasks.json_files import NUMBER, has_form
+from neural_attention.tasks.task import RunSpec
 
-from .small_comparisons import Said, spec_content
+from .small_comparisons import TASK, Said, spec_content
 
 SPEC = RunSpec(**spec_content())
 SCORE = {
@@ -43,7 +43,7 @@ RESULT = {
     "diverged": False,
     "validation": SCORE,
     "parameters": 100,
-    "tokens_per_second": None,
+    "speed": None,
     "training_seconds": 1.5,
     "peak_memory_bytes": 1000,
     "dead_heads": {"at_start": {}, "after_training": {"1": [0]}},
@@ -88,8 +88,8 @@ def test_a_value_of_another_form_is_told_from_one_that_fits(value, form):
 @pytest.mark.parametrize(
     ("content", "form"),
     [
-        (RESULT, result_form(SPEC)),
-        (SCORE | {"key": SPEC.key}, score_form(SPEC)),
+        (RESULT, result_form(SPEC, TASK)),
+        ({"score": SCORE, "key": SPEC.key}, test_form(SPEC, TASK)),
         (TIMING, timing_form(SPEC)),
     ],
     ids=["result", "score", "timing"],
@@ -122,7 +122,7 @@ def test_every_field_that_is_read_back_is_checked(tmp_path, content, form):
         {"validation": {**SCORE, "loss": -1e4, "perplexity": 0.0}},
         {"validation": {**SCORE, "more": 1}},
         {"peak_memory_bytes": 1e300},
-        {"tokens_per_second": -1.0},
+        {"speed": -1.0},
         {"curve": [{"step": 10**400, "validation_loss": 3.0}]},
         {"curve": [{"step": 4, "validation_loss": 3.0, "more": float("nan")}]},
         {"dead_heads": {"at_start": {}, "after_training": {}, "more": 3}},
@@ -131,37 +131,37 @@ def test_every_field_that_is_read_back_is_checked(tmp_path, content, form):
 def test_numbers_that_cannot_be_are_damage(tmp_path, changes):
     path = tmp_path / "result.json"
     path.write_text(json.dumps({**RESULT, **changes}))
-    found, note = read_or_set_aside(path, result_form(SPEC))
+    found, note = read_or_set_aside(path, result_form(SPEC, TASK))
     assert found is None
     assert "damaged" in note
 
 
 @pytest.mark.parametrize("loss", [1e4, -3.0, 2.4])
 def test_a_test_score_whose_numbers_disagree_is_damage(loss):
-    whole = {**SCORE, "key": SPEC.key}
-    assert has_form(whole, score_form(SPEC))
-    assert not has_form({**whole, "loss": loss}, score_form(SPEC))
+    form = test_form(SPEC, TASK)
+    assert has_form({"score": SCORE, "key": SPEC.key}, form)
+    assert not has_form({"score": {**SCORE, "loss": loss}, "key": SPEC.key}, form)
 
 
 def test_a_folder_where_a_file_must_be_is_set_aside(tmp_path):
     for _ in range(2):
         (tmp_path / "test.json").mkdir()
-        found, note = read_or_set_aside(tmp_path / "test.json", score_form(SPEC))
+        found, note = read_or_set_aside(tmp_path / "test.json", test_form(SPEC, TASK))
         assert found is None
         assert "set aside" in note
         assert not (tmp_path / "test.json").exists()
 
 
 def test_a_run_without_a_validation_score_must_have_diverged():
-    assert has_form({**RESULT, "validation": None, "diverged": True}, result_form(SPEC))
-    assert not has_form({**RESULT, "validation": None}, result_form(SPEC))
+    assert has_form({**RESULT, "validation": None, "diverged": True}, result_form(SPEC, TASK))
+    assert not has_form({**RESULT, "validation": None}, result_form(SPEC, TASK))
 
 
 @pytest.mark.parametrize("content", [b"", b'{"key": "a", "valid', b"\xff\x00", b"[" * 99_999, b"3"])
 def test_a_damaged_result_is_set_aside_and_said(tmp_path, content):
     path = tmp_path / "result.json"
     path.write_bytes(content)
-    found, note = read_or_set_aside(path, result_form(SPEC))
+    found, note = read_or_set_aside(path, result_form(SPEC, TASK))
     assert found is None
     assert "set aside" in note
     assert (tmp_path / "result.json.unreadable").read_bytes() == content
@@ -170,7 +170,7 @@ def test_a_damaged_result_is_set_aside_and_said(tmp_path, content):
 def test_what_was_set_aside_is_never_replaced(tmp_path):
     for content in ("first", "second", "first"):
         (tmp_path / "result.json").write_text(content)
-        read_or_set_aside(tmp_path / "result.json", result_form(SPEC))
+        read_or_set_aside(tmp_path / "result.json", result_form(SPEC, TASK))
     aside = sorted(path.read_text() for path in tmp_path.iterdir())
     assert aside == ["first", "second"]
 
@@ -274,10 +274,10 @@ def test_it_is_said_which_part_of_the_key_has_changed(tmp_path):
     assert changed_since(tmp_path, again) == "threads was 2 and is 1"
     other_data = RunSpec(
         **spec_content(
-            environment=environment, training={"steps": 5}, tokens={"sha256": "x", "counts": {}}
+            environment=environment, training={"steps": 5}, data={"sha256": "x", "counts": {}}
         )
     )
-    assert changed_since(tmp_path, other_data) == "the data or its tokens are others"
+    assert changed_since(tmp_path, other_data) == "the data are others"
 
 
 def test_nothing_has_changed_where_there_is_no_such_run(tmp_path):
@@ -296,7 +296,7 @@ ARGUMENTS = {"preset": "smoke", "learning_rates": [1e-3, 1e-2], "device": "cpu"}
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
     folder = tmp_path_factory.mktemp("original") / "out"
-    return compare_language_models(["dot"], out=folder, **ARGUMENTS), folder
+    return compare("lm", ["dot"], out=folder, **ARGUMENTS), folder
 
 
 @pytest.fixture
@@ -312,7 +312,7 @@ def copied(original, tmp_path):
 def again(folder, **changes):
     said = Said()
     arguments = {**ARGUMENTS, **changes}
-    summary = compare_language_models(["dot"], out=folder, progress=said, **arguments)
+    summary = compare("lm", ["dot"], out=folder, progress=said, **arguments)
     return summary, said.lines
 
 
@@ -326,7 +326,7 @@ def test_a_rate_that_was_not_chosen_is_trained_again_when_it_is(copied):
     found, _ = again(folder, learning_rates=[other])
     assert found["failures"] == []
     assert found["arms"]["dot"]["learning_rate"] == other
-    assert found["arms"]["dot"]["test_perplexity"] > 1
+    assert found["arms"]["dot"]["test"]["perplexity"] > 1
 
 
 def cut_weights(run):
@@ -359,7 +359,9 @@ def test_a_run_without_weights_and_score_is_trained_again(copied, spoil, score):
     found, said = again(folder)
     assert any("no whole weights" in line for line in said)
     assert found["failures"] == []
-    assert found["arms"]["dot"]["test_perplexity"] == summary["arms"]["dot"]["test_perplexity"]
+    assert (
+        found["arms"]["dot"]["test"]["perplexity"] == summary["arms"]["dot"]["test"]["perplexity"]
+    )
     assert not kept_beside(folder)
 
 
@@ -404,9 +406,9 @@ def test_a_file_with_the_right_key_and_a_wrong_field_is_made_again(copied, name,
     found, said = again(folder)
     assert any(f"{name} is damaged" in line for line in said)
     assert path.with_name(name + ".unreadable").is_file()
-    for score in ("validation_perplexity", "test_perplexity"):
-        assert found["arms"]["dot"][score] == summary["arms"]["dot"][score]
-    assert found["arms"]["dot"]["sdpa_tokens_per_second"] > 0
+    for part in ("validation", "test"):
+        assert found["arms"]["dot"][part] == summary["arms"]["dot"][part]
+    assert found["arms"]["dot"]["sdpa_speed"] > 0
 
 
 def test_a_picture_that_cannot_be_drawn_costs_neither_summary_nor_table(copied, monkeypatch):

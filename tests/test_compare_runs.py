@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from neural_attention.compare import compare_language_models
+from neural_attention.compare import compare
 from neural_attention.compare.curves import draw_curves
 from neural_attention.compare.processes import JobFailed, JobMistake, Workers
 
@@ -91,7 +91,7 @@ def comparison(tmp_path_factory):
         "device": "cpu",
         "control": True,
     }
-    return compare_language_models(["dot", "neural"], **arguments), folder, arguments
+    return compare("lm", ["dot", "neural"], **arguments), folder, arguments
 
 
 def test_a_comparison_keeps_the_protocol_and_says_so(comparison):
@@ -111,7 +111,7 @@ def test_a_comparison_keeps_the_protocol_and_says_so(comparison):
 def test_each_arm_is_reported_at_its_best_rate_on_the_validation_part(comparison):
     summary, _, _ = comparison
     for arm in summary["arms"].values():
-        best = min(arm["sweep"], key=lambda tried: tried["validation_perplexity"])
+        best = min(arm["sweep"], key=lambda tried: tried["validation"]["perplexity"])
         assert arm["learning_rate"] == best["learning_rate"]
         assert [result["seed"] for result in arm["results"]] == [0, 1]
         assert all(result["learning_rate"] == best["learning_rate"] for result in arm["results"])
@@ -120,11 +120,11 @@ def test_each_arm_is_reported_at_its_best_rate_on_the_validation_part(comparison
 def test_costs_stand_beside_the_scores(comparison):
     summary, _, _ = comparison
     for name, arm in summary["arms"].items():
-        assert arm["test_perplexity"] > 1
-        assert 0 < arm["test_bits_per_byte"] < 8
-        for cost in ("parameters", "tokens_per_second", "training_seconds", "peak_memory_mib"):
+        assert arm["test"]["perplexity"] > 1
+        assert 0 < arm["test"]["bits_per_byte"] < 8
+        for cost in ("parameters", "speed", "training_seconds", "peak_memory_mib"):
             assert arm[cost] > 0, (name, cost)
-        assert (arm["sdpa_tokens_per_second"] is not None) == (name != "neural")
+        assert (arm["sdpa_speed"] is not None) == (name != "neural")
         assert len(arm["curves"][0]) >= 2
 
 
@@ -165,7 +165,8 @@ def test_curves_are_drawn_and_say_what_they_are_of(comparison, tmp_path, monkeyp
     source = {**summary["data"], "source": "$_{ \u6587 a file of a long path" + "/folder" * 40}
     draw_curves({**summary, "data": source}, tmp_path / "curves.png")
     (axes,) = drawn[0].axes
-    assert "first 256 tokens, windows of 32, no overlap" in axes.get_ylabel()
+    label = axes.get_ylabel().replace("\n", " ")
+    assert "the first 256 tokens of that part, in windows of 32 without overlap" in label
     trained = f"M parameters, {summary['data']['counts']['train']:,} training tokens of $_{{"
     assert trained in axes.get_title().replace("\n", " ")
     assert "first 256 tokens" in summary["protocol"]["curves"]
@@ -174,7 +175,7 @@ def test_curves_are_drawn_and_say_what_they_are_of(comparison, tmp_path, monkeyp
 def test_a_second_call_trains_nothing_and_says_the_same(comparison):
     summary, folder, arguments = comparison
     before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*.json")}
-    again = compare_language_models(["dot", "neural"], **arguments)
+    again = compare("lm", ["dot", "neural"], **arguments)
     assert {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*.json")} == before
     assert json.dumps(again["arms"]) == json.dumps(summary["arms"])
 
@@ -184,10 +185,10 @@ def test_a_finished_run_whose_result_is_damaged_is_done_again_with_the_same_numb
     rate = summary["arms"]["neural"]["learning_rate"]
     (run,) = folder.glob(f"runs/neural_lr{rate:g}_seed0_*")
     (run / "result.json").write_bytes(b"\x00")
-    again = compare_language_models(["dot", "neural"], **arguments)
+    again = compare("lm", ["dot", "neural"], **arguments)
     assert (run / "result.json.unreadable").is_file()
-    for name in ("validation_perplexity", "test_perplexity"):
-        assert again["arms"]["neural"][name] == summary["arms"]["neural"][name]
+    for part in ("validation", "test"):
+        assert again["arms"]["neural"][part] == summary["arms"]["neural"][part]
     # Its speed is of another moment than the others'.
     assert len(again["protocol"]["speed_measured_by_commands_of"]) == 2
     assert any("measured by 2 commands" in note for note in again["notes"])
@@ -249,9 +250,9 @@ def test_a_killed_run_goes_on_where_it_stopped_and_ends_with_the_same_numbers(tm
 
     said = Said()
     arguments = {"preset": "smoke", "device": "cpu", "steps": 400}
-    summary = compare_language_models(["dot+layers=first"], out=killed, progress=said, **arguments)
+    summary = compare("lm", ["dot+layers=first"], out=killed, progress=said, **arguments)
     assert any("checkpoint-398 was incomplete or damaged" in line for line in said.lines)
-    compare_language_models(["dot+layers=first"], out=whole, **arguments)
+    compare("lm", ["dot+layers=first"], out=whole, **arguments)
     assert any("its speed is of more than one moment" in note for note in summary["notes"])
     resumed, straight = numbers_of(killed), numbers_of(whole)
     assert resumed.pop("from") is not None

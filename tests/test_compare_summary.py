@@ -12,14 +12,18 @@ pytest.importorskip("transformers")
 
 from neural_attention.compare.presets import choose_preset
 from neural_attention.compare.progress import progress_on
-from neural_attention.compare.runs import RunSpec
-from neural_attention.compare.statistics import paired_ratio, statement
-from neural_attention.compare.summary import summarise
+from neural_attention.compare.statistics import statement
+from neural_attention.compare.summary import Found, summarise
 from neural_attention.compare.table import print_summary
+from neural_attention.tasks.task import RunSpec
 
-from .small_comparisons import spec_content
+from .small_comparisons import PERPLEXITY, TASK, paired_ratio, spec_content
 
-TOKENS = {"counts": {"train": 10_000, "validation": 500, "test": 500}}
+DATA = {
+    "counts": {"train": 10_000, "validation": 500, "test": 500},
+    "source": "a :smile: [red] file",
+    "folder": "/a/folder",
+}
 
 
 def result(seed: int, loss: float) -> dict:
@@ -32,7 +36,7 @@ def result(seed: int, loss: float) -> dict:
         "validation": score,
         "test": score,
         "parameters": 100,
-        "tokens_per_second": 5.0,
+        "speed": 5.0,
         "training_seconds": 1.5,
         "peak_memory_bytes": 1000,
         "dead_heads": {"at_start": {}, "after_training": {}},
@@ -50,29 +54,30 @@ def summary_of(tmp_path, **losses: list[float]) -> dict:
     scores = ["dot", *["neural"] * len(losses)]
     specs = {
         name: RunSpec(
-            **spec_content(
-                arm=name, attention={"score": score, "projection": "linear"}, tokens=TOKENS
-            )
+            **spec_content(arm=name, attention={"score": score, "projection": "linear"}, data=DATA)
         )
         for name, score in zip(losses, scores, strict=False)
     }
     runs = {name: [result(*one) for one in enumerate(losses[name])] for name in losses}
-    summary = summarise(
-        preset=choose_preset("smoke"),
-        specs=specs,
-        sweeps={name: found[:1] for name, found in runs.items()},
-        final=runs,
-        timings=dict.fromkeys(losses),
-        notes=[],
-        failures=[],
-        root=tmp_path,
+    return summarise(
+        Found(
+            task=TASK,
+            preset=choose_preset(TASK, "smoke", {}),
+            data=DATA,
+            specs=specs,
+            sweeps={name: found[:1] for name, found in runs.items()},
+            final=runs,
+            timings=dict.fromkeys(losses),
+            notes=[],
+            failures=[],
+            root=tmp_path,
+        )
     )
-    return {**summary, "data": {"source": "a :smile: [red] file"}}
 
 
 def test_an_interval_that_no_float_holds_is_infinite():
     ratio = paired_ratio([10.0, 130.0], [10.0, 10.0])
-    assert ratio.ratio == pytest.approx(math.exp(60))
+    assert ratio.value == pytest.approx(math.exp(60))
     assert ratio.low == pytest.approx(0)
     assert ratio.high == math.inf
     assert not ratio.is_told_apart
@@ -118,11 +123,11 @@ def test_a_ratio_too_small_for_three_decimals_is_not_called_zero():
     arms = {
         name: {
             "is_plain": name == "dot",
-            "test_perplexity": 1.0,
-            "validation_perplexity": 1.0,
+            "test": 1.0,
+            "order": 1.0,
             "parameters": 1e6,
             "against_reference": ratio if name != "dot" else None,
         }
         for name in ("dot", "neural")
     }
-    assert "neural is 2.1e-09 times" in statement(arms, "dot", 3)
+    assert "neural is 2.1e-09 times" in statement(arms, "dot", 3, PERPLEXITY, "text")

@@ -62,13 +62,16 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def test_commands_are_accepted_by_the_command_line(page: Path) -> None:
     from neural_attention.bench.command import chosen_groups
     from neural_attention.compare.arms import check_arms, parse_arm
-    from neural_attention.compare.language import choose_preset
+    from neural_attention.compare.presets import choose_preset
+    from neural_attention.tasks.registry import TASKS, load_task
 
     for command in commands(page):
         options = _parser().parse_args(shlex.split(command, comments=True)[1:])
         if "arms" in options:
             check_arms([parse_arm(name) for name in options.arms or ["dot"]])
-            choose_preset(options.preset, options.model, options.steps, options.seeds)
+            own = {one.name: getattr(options, one.name) for one in TASKS[options.task].options}
+            task = load_task(options.task)
+            choose_preset(task, options.preset, own, options.steps, options.seeds)
         elif "cases" in options:
             assert chosen_groups(options)
 

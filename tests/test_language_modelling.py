@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from neural_attention.tasks.language_modelling import TrainingBlocks, collate, strided_score
+from neural_attention.tasks.language import LanguageModelling
+from neural_attention.tasks.language_modelling import TrainingBlocks, strided_score
 
 VOCABULARY = 11
 
@@ -128,7 +129,7 @@ def test_each_pass_reads_every_block_once_and_starts_elsewhere():
 
 def test_a_block_is_followed_by_its_shifted_self():
     blocks = TrainingBlocks(np.arange(100), 8, 20, 0)
-    batch = collate([blocks[0], blocks[19]])
+    batch = LanguageModelling().collate([blocks[0], blocks[19]])
     assert batch["input_ids"].shape == (2, 8)
     assert batch["input_ids"].dtype == torch.int64
     torch.testing.assert_close(batch["shift_labels"], batch["input_ids"] + 1)

@@ -11,6 +11,7 @@ from typing import Any
 
 from neural_attention import __version__
 from neural_attention.bench.command import add_bench
+from neural_attention.tasks.registry import TASKS
 
 FIRST_STEPS = """\
 Attention whose scores and projections are small neural networks.
@@ -100,64 +101,59 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"neural-attention {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    compare = commands.add_parser("compare", help="train models that differ in attention only")
-    tasks = compare.add_subparsers(title="tasks", metavar="lm", required=True, dest="task")
-    _add_lm(tasks)
+    _add_compare(commands)
     _add_convert(commands)
     add_bench(commands)
     _add_doctor(commands)
     return parser
 
 
-def _add_lm(tasks: Any) -> None:
-    lm = tasks.add_parser(
-        "lm",
-        help="language models",
+def _add_compare(commands: Any) -> None:
+    compare = commands.add_parser("compare", help="train models that differ in attention only")
+    tasks = compare.add_subparsers(title="tasks", metavar="TASK", required=True, dest="task")
+    for name in TASKS:
+        _add_task(tasks, name)
+
+
+def _add_task(tasks: Any, name: str) -> None:
+    task = tasks.add_parser(
+        name,
+        help=TASKS[name].about,
         description=(
-            "Train language models that differ in attention only, each at its own best learning "
-            "rate, and compare perplexity, speed and memory. Called again, it goes on where it "
-            "stopped."
+            f"Train models that differ in attention only, each at its own best learning rate, and "
+            f"compare them: {TASKS[name].about}. Called again, it goes on where it stopped."
         ),
     )
-    lm.add_argument(
+    task.add_argument(
         "--arms",
         nargs="+",
         metavar="ARM",
         help="what to compare, such as: dot dot+alibi neural neural+width=8+layers=first "
         "neural:release additive hybrid projection=mlp",
     )
-    lm.add_argument(
+    task.add_argument(
         "--preset", default="quick", help="smoke, quick (default), laptop or paper: sizes and steps"
     )
-    lm.add_argument(
-        "--data",
-        metavar="TEXT",
-        help="a text file, a folder of .txt files, or a hub data set such as "
-        "Salesforce/wikitext:wikitext-103-raw-v1 (default: built-in, a text in every Python)",
-    )
-    lm.add_argument(
-        "--tokenizer",
-        metavar="NAME_OR_FOLDER",
-        help="an AutoTokenizer (default: a byte-level BPE trained on the training part)",
-    )
-    lm.add_argument(
+    task.add_argument(
         "--out", default="comparison", metavar="FOLDER", help="results (default: comparison)"
     )
-    lm.add_argument("--seeds", type=int, metavar="N", help="seeds at the chosen learning rate")
-    lm.add_argument(
+    task.add_argument("--seeds", type=int, metavar="N", help="seeds at the chosen learning rate")
+    task.add_argument(
         "--learning-rates", nargs="+", type=float, metavar="RATE", help="the sweep of every arm"
     )
-    lm.add_argument("--steps", type=int, metavar="N", help="training steps of a run")
-    lm.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:N or mps")
-    lm.add_argument("--model", help="current or paper (default: the preset's)")
-    lm.add_argument(
+    task.add_argument("--steps", type=int, metavar="N", help="training steps of a run")
+    task.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:N or mps")
+    task.add_argument(
         "--control",
         action="store_true",
         help="add a dot product with as many parameters as the largest arm",
     )
-    lm.add_argument("--quiet", action="store_true", help="no progress")
-    lm.add_argument("--json", action="store_true", help="the result as JSON on stdout")
-    lm.set_defaults(run=_compare_lm)
+    task.add_argument("--quiet", action="store_true", help="no progress")
+    task.add_argument("--json", action="store_true", help="the result as JSON on stdout")
+    own = task.add_argument_group("data and model")
+    for option in TASKS[name].options:
+        own.add_argument(option.flag, metavar=option.metavar, help=option.help)
+    task.set_defaults(run=_compare)
 
 
 def _add_convert(commands: Any) -> None:
@@ -234,26 +230,26 @@ def _convert(options: argparse.Namespace) -> int:
     return 0
 
 
-def _compare_lm(options: argparse.Namespace) -> int:
-    from neural_attention.compare.language import compare_language_models
+def _compare(options: argparse.Namespace) -> int:
+    from neural_attention.compare.comparing import compare
     from neural_attention.compare.progress import Progress, progress_on
     from neural_attention.compare.table import print_summary
 
     progress = Progress() if options.quiet else progress_on(sys.stderr)
+    own = {option.name: getattr(options, option.name) for option in TASKS[options.task].options}
     try:
-        summary = compare_language_models(
+        summary = compare(
+            options.task,
             options.arms,
             preset=options.preset,
-            data=options.data,
-            tokenizer=options.tokenizer,
             out=options.out,
             seeds=options.seeds,
             learning_rates=options.learning_rates,
             device=options.device,
-            model=options.model,
             control=options.control,
             steps=options.steps,
             progress=progress,
+            **own,
         )
     finally:
         progress.close()
@@ -263,7 +259,8 @@ def _compare_lm(options: argparse.Namespace) -> int:
     else:
         print_summary(summary, sys.stdout, is_terminal=sys.stdout.isatty())
         print(f"\nFiles: {options.out}/result.json, {options.out}/curves.png")
-    if all(arm["test_perplexity"] is None for arm in summary["arms"].values()):
+    headline = summary["measures"][0]["field"]
+    if all(headline not in arm["test"] for arm in summary["arms"].values()):
         _complain("no arm has a result: every run failed or diverged (lower --learning-rates?).")
         return 1
     return 1 if summary["failures"] else 0

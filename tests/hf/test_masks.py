@@ -88,6 +88,23 @@ def test_documents_of_a_mask_do_not_see_each_other(name, score):
 
 
 @scores
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_documents_packed_into_a_decoder_do_not_see_each_other(name, score):
+    family = FAMILIES[name]
+    model, inputs = family.converted(**score), family.inputs(batch=1, length=12)
+    document = torch.tensor([0] * 5 + [1] * 7)
+    causal = torch.ones(12, 12, dtype=torch.bool).tril()
+    inputs["decoder_attention_mask"] = (causal & (document[:, None] == document))[None, None]
+    before = logits(model, inputs)
+    inputs["decoder_input_ids"] = inputs["decoder_input_ids"].clone()
+    inputs["decoder_input_ids"][:, 2] = 9
+    after = logits(model, inputs)
+    same(after[:, 5:], before[:, 5:])
+    same(after[:, :2], before[:, :2])
+    assert not torch.allclose(after[:, 2:5], before[:, 2:5], atol=1e-4)
+
+
+@scores
 @pytest.mark.parametrize("name", ["mistral", "gemma3_text"])
 def test_a_sliding_window_hides_old_tokens(name, score):
     family = FAMILIES[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -214,6 +215,39 @@ def test_lora_on_the_linear_parts(tmp_path):
     torch.testing.assert_close(loaded(**batch("llama")).logits, expected, atol=1e-5, rtol=1e-5)
     merged = adapted.merge_and_unload()
     torch.testing.assert_close(merged(**batch("llama")).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+class LowRank(torch.nn.Module):
+    """W + scale · B A, by hand."""
+
+    def __init__(self, down, up, scale):
+        super().__init__()
+        self.down, self.up = torch.nn.Parameter(down.clone()), torch.nn.Parameter(up.clone())
+        self.scale = scale
+
+    def forward(self, weight):
+        return weight + self.scale * self.up @ self.down
+
+
+def test_lora_learns_as_the_same_low_rank_change_by_hand():
+    peft = pytest.importorskip("peft", reason="needs peft: pip install peft")
+    model = build("llama", init="preserve")
+    plain = copy.deepcopy(model).requires_grad_(False)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(model, config)
+    for name, layer in adapted.named_modules():
+        if isinstance(layer, peft.tuners.lora.LoraLayer):
+            change = LowRank(
+                layer.lora_A["default"].weight,
+                layer.lora_B["default"].weight,
+                layer.scaling["default"],
+            )
+            linear = plain.get_submodule(name.removeprefix("base_model.model."))
+            torch.nn.utils.parametrize.register_parametrization(linear, "weight", change)
+    expected = train(plain, batch("llama"), lr=1.0)
+    falls(expected)
+    torch.testing.assert_close(train(adapted, batch("llama"), lr=1.0), expected)
 
 
 def test_dropout_of_the_model_is_used():

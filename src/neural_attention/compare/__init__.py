@@ -6,7 +6,6 @@ choices on the validation part, several seeds with paired differences, and the t
 """
 
 from neural_attention.compare.arms import Arm, parse_arm
-from neural_attention.compare.language import compare_language_models
-from neural_attention.compare.presets import LANGUAGE_PRESETS, LanguagePreset
+from neural_attention.compare.comparing import compare
 
-__all__ = ["LANGUAGE_PRESETS", "Arm", "LanguagePreset", "compare_language_models", "parse_arm"]
+__all__ = ["Arm", "compare", "parse_arm"]

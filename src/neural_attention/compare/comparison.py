@@ -14,24 +14,49 @@ from neural_attention.compare.arms import Arm
 from neural_attention.compare.checkpoints import is_complete
 from neural_attention.compare.curves import draw_curves
 from neural_attention.compare.devices import thread_count
-from neural_attention.compare.presets import LanguagePreset
 from neural_attention.compare.processes import JobFailed, JobMistake, Workers
 from neural_attention.compare.progress import Progress
-from neural_attention.compare.runs import RunSpec, spec_of
 from neural_attention.compare.store import (
     changed_since,
     read_or_set_aside,
     result_form,
-    score_form,
+    test_form,
     timing_form,
     write_spec,
     write_summary,
 )
-from neural_attention.compare.summary import summarise
+from neural_attention.compare.summary import Found, better_first, summarise
 from neural_attention.tasks.json_files import write_json
-from neural_attention.tasks.text import TextSplits
-from neural_attention.tasks.tokens import TokenFiles
+from neural_attention.tasks.task import Preset, RunSpec, Task
 from neural_attention.tasks.wording import legible, magnitude
+
+
+def spec_of(
+    task: Task,
+    arm: Arm,
+    preset: Preset,
+    data: dict[str, Any] | None,
+    device: str,
+    environment: dict[str, Any],
+) -> RunSpec:
+    """The run of an arm at the first learning rate and seed 0; before there are data, a trial."""
+    overrides = {"feed_forward": arm.feed_forward, "kv_heads": arm.kv_heads}
+    schedule = ("batch_size", "steps", "warmup_steps", "weight_decay", "betas", "max_grad_norm",
+                "evaluations")  # fmt: skip
+    return RunSpec(
+        task=task.name,
+        arm=arm.name,
+        attention=arm.attention(task.head_dim(preset)),
+        layers=arm.layers if isinstance(arm.layers, str) else list(arm.layers),
+        overrides={name: value for name, value in overrides.items() if value is not None},
+        sizes=task.sizes(preset, data),
+        training={name: getattr(preset, name) for name in schedule} | task.training(preset),
+        learning_rate=preset.learning_rates[0],
+        seed=0,
+        data=data or {},
+        device=device,
+        environment=environment,
+    )
 
 
 @dataclass
@@ -39,9 +64,10 @@ class Comparison:
     """One comparison.
 
     Attributes:
+        task: what is learned.
         preset: sizes and schedule.
         arms: what to compare; each can be built.
-        files: the tokens.
+        data: the description of the prepared data.
         device: where the runs work.
         root: folder of results, whose lock the caller holds.
         workers: what starts the jobs.
@@ -52,9 +78,10 @@ class Comparison:
             go.
     """
 
-    preset: LanguagePreset
+    task: Task
+    preset: Preset
     arms: list[Arm]
-    files: TokenFiles
+    data: dict[str, Any]
     device: str
     root: Path
     workers: Workers
@@ -65,7 +92,7 @@ class Comparison:
     _expected: set[Path] = field(default_factory=set)
     _changes_told: set[str] = field(default_factory=set)
 
-    def carry_out(self, text: TextSplits) -> dict[str, Any]:
+    def carry_out(self) -> dict[str, Any]:
         """Do what is still to be done, and write ``result.json`` and ``curves.png``."""
         specs = self._specs()
         rates, seeds = self.preset.learning_rates, range(self.preset.seeds)
@@ -76,7 +103,7 @@ class Comparison:
         for name, spec in specs.items():
             found = [self._result(spec.at(rate, 0)) for rate in rates]
             sweeps[name] = [result for result in found if result is not None]
-        best = {name: _best_rate(results) for name, results in sweeps.items()}
+        best = {name: self._best_rate(results) for name, results in sweeps.items()}
         self._drop_weights(specs, best)
 
         final: dict[str, list[dict[str, Any]]] = {name: [] for name in specs}
@@ -96,20 +123,19 @@ class Comparison:
                 result["test"] = self._test(spec.at(rate, result["seed"]))
 
         summary = summarise(
-            preset=self.preset,
-            specs=specs,
-            sweeps=sweeps,
-            final=final,
-            timings=timings,
-            notes=self.notes,
-            failures=self.failures,
-            root=self.root,
+            Found(
+                task=self.task,
+                preset=self.preset,
+                data=self.data,
+                specs=specs,
+                sweeps=sweeps,
+                final=final,
+                timings=timings,
+                notes=self.notes,
+                failures=self.failures,
+                root=self.root,
+            )
         )
-        summary["data"] = {
-            "source": text.source,
-            "text_sha256": text.sha256,
-            **{name: value for name, value in asdict(self.files).items() if name != "folder"},
-        }
         note = write_summary(self.root, summary)
         if note is not None:
             self.progress.say(note)
@@ -129,9 +155,8 @@ class Comparison:
             "transformers": importlib.metadata.version("transformers"),
             "threads": thread_count(),
         }
-        tokens = asdict(self.files)
         return {
-            arm.name: spec_of(arm, self.preset, tokens, self.device, environment)
+            arm.name: spec_of(self.task, arm, self.preset, self.data, self.device, environment)
             for arm in self.arms
         }
 
@@ -151,11 +176,13 @@ class Comparison:
         where another rate was better, and may be damaged.
         """
         folder = self._folder(spec)
-        result = self._read(folder / "result.json", result_form(spec))
+        result = self._read(folder / "result.json", result_form(spec, self.task))
         if result is not None and (not is_chosen or result["diverged"]):
             return result
         if result is not None:
-            if self._read(folder / "test.json", score_form(spec)) or is_complete(folder / "model"):
+            if self._read(folder / "test.json", test_form(spec, self.task)) or is_complete(
+                folder / "model"
+            ):
                 return result
             self.progress.say(f"{folder.name} has no whole weights to test: the run is done again")
         elif (change := changed_since(folder.parent, spec)) not in {None, *self._changes_told}:
@@ -187,7 +214,7 @@ class Comparison:
             self.progress.end(f"failed: {why} (see {crash})")
             return None
         crash.unlink(missing_ok=True)
-        self.progress.end(_outcome(result))
+        self.progress.end(self._outcome(result))
         return result
 
     def _on_progress(self, label: str) -> Callable[[dict[str, Any]], None]:
@@ -207,7 +234,7 @@ class Comparison:
                     shutil.rmtree(self._folder(spec.at(rate, 0)) / "model", ignore_errors=True)
 
     def _timing(self, spec: RunSpec) -> dict[str, Any] | None:
-        """Tokens a second of a dot-product arm on torch's own kernel; None for other arms."""
+        """Units a second of a dot-product arm on torch's own kernel; None for other arms."""
         if spec.attention["score"] != "dot":
             return None
         path = self._folder(spec) / "timing.json"
@@ -226,37 +253,38 @@ class Comparison:
     def _test(self, spec: RunSpec) -> dict[str, Any] | None:
         """The test score, read once and kept."""
         folder = self._folder(spec)
-        score = self._read(folder / "test.json", score_form(spec))
-        if score is None:
+        kept = self._read(folder / "test.json", test_form(spec, self.task))
+        if kept is None:
             try:
                 payload = {"spec": asdict(spec), "folder": str(folder)}
-                measured = self.workers.run("test", payload, ignore)
+                score = self.workers.run("test", payload, ignore)
             except JobFailed as failure:
                 why = legible(failure.why)
                 self.failures.append({"run": f"test of {folder.name}", "why": why})
                 return None
-            score = {"key": spec.key, **measured}
-            write_json(folder / "test.json", score)
-        return {name: value for name, value in score.items() if name != "key"}
+            kept = {"key": spec.key, "score": score}
+            write_json(folder / "test.json", kept)
+        found: dict[str, Any] = kept["score"]
+        return found
+
+    def _best_rate(self, results: list[dict[str, Any]]) -> float | None:
+        finished = [result for result in results if not result["diverged"]]
+        if not finished:
+            return None
+        best = min(finished, key=lambda result: better_first(result, self.task.choice))
+        return float(best["learning_rate"])
+
+    def _outcome(self, result: dict[str, Any]) -> str:
+        if result["diverged"]:
+            return "diverged (the loss is not finite)"
+        headline, validation, speed = self.task.measures[0], result["validation"], result["speed"]
+        measure = headline if headline.field in validation else self.task.choice
+        return (
+            f"validation {measure.name} {magnitude(validation[measure.field], measure.digits)}"
+            f"{measure.unit}, {result['training_seconds']:.0f} s"
+            + (f", {speed:,.0f} {self.task.unit}/s" if speed is not None else "")
+        )
 
 
 def ignore(message: dict[str, Any]) -> None:
     """For jobs too short to be told about."""
-
-
-def _best_rate(results: list[dict[str, Any]]) -> float | None:
-    finished = [result for result in results if not result["diverged"]]
-    if not finished:
-        return None
-    return float(min(finished, key=lambda r: r["validation"]["loss"])["learning_rate"])
-
-
-def _outcome(result: dict[str, Any]) -> str:
-    if result["diverged"]:
-        return "diverged (the loss is not finite)"
-    rate = result["tokens_per_second"]
-    shown = f", {rate:,.0f} tokens/s" if rate is not None else ""
-    return (
-        f"validation perplexity {magnitude(result['validation']['perplexity'], 2)}, "
-        f"{result['training_seconds']:.0f} s{shown}"
-    )

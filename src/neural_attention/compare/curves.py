@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and a dash pattern each.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", "-.", ":")
 
 
 def draw_curves(summary: dict[str, Any], path: Path) -> None:
     """Draw validation loss over steps, every arm at its chosen learning rate.
 
-    A point is the loss over the first tokens of the validation part, in windows without overlap:
-    cheaper than the score of the table, with less context for each token.
+    What a point is stands in ``protocol.curves``: mostly less than the score of the table.
 
     Args:
         summary: the content of ``result.json``; each arm has ``curves``, one list of points a seed.
@@ -29,18 +28,14 @@ def draw_curves(summary: dict[str, Any], path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for index, (name, arm) in enumerate(summary["arms"].items()):
-        colour, dash = _COLOURS[index % len(_COLOURS)], _DASHES[index % len(_DASHES)]
+        colour, dash = COLOURS[index % len(COLOURS)], _DASHES[index % len(_DASHES)]
         for number, curve in enumerate(arm["curves"]):
             label = f"{name} (learning rate {arm['learning_rate']:g})" if number == 0 else None
             steps = [point["step"] for point in curve]
             losses = [point["validation_loss"] for point in curve]
             axes.plot(steps, losses, dash, color=colour, label=label, linewidth=1.6, alpha=0.9)
     axes.set_xlabel("training steps")
-    tokens = min(summary["preset"]["curve_tokens"], summary["data"]["counts"]["validation"])
-    axes.set_ylabel(
-        "validation loss, nats a token\n"
-        f"(first {tokens:,} tokens, windows of {summary['preset']['length']:,}, no overlap)"
-    )
+    axes.set_ylabel(textwrap.fill(summary["protocol"]["curves"], 48), fontsize="small")
     axes.set_title(_title(summary), fontsize="small", parse_math=False)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -60,5 +55,6 @@ def _title(summary: dict[str, Any]) -> str:
     shown = dict.fromkeys(f"{size / 1e6:.3g}" for size in (min(sizes), max(sizes))) if sizes else ()
     parameters = f"{' to '.join(shown)} M parameters, " if shown else ""
     data = textwrap.shorten(summary["data"]["source"], 160, placeholder=" …")
-    trained = f"{parameters}{summary['data']['counts']['train']:,} training tokens of {data}"
+    count = summary["data"]["counts"]["train"]
+    trained = f"{parameters}{count:,} training {summary['data']['counted']} of {data}"
     return textwrap.fill(trained, 90)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import math
 import os
 import shutil
 import signal
@@ -17,7 +16,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,10 @@ from typing import Any
 import torch
 import transformers
 
-from neural_attention.compare.building import (
-    build_model,
-    control_feed_forward,
-    count_parameters,
-    model_config,
-)
 from neural_attention.compare.locking import locked
-from neural_attention.compare.runs import RunSpec
-from neural_attention.compare.training import evaluate, train_run, work_device
-from neural_attention.models.language import NeuralAttentionForCausalLM
-from neural_attention.tasks.tokens import TokenFiles
+from neural_attention.compare.training import is_finite, train_run, work_device
+from neural_attention.tasks.registry import load_task
+from neural_attention.tasks.task import RunSpec, Task
 
 TIMED_STEPS = 5
 TIMING_ROUNDS = 3
@@ -95,23 +87,42 @@ def _show_one_gpu(payload: dict[str, Any]) -> None:
 def _count(payload: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Parameters of each arm, which shows arms that cannot be built; and the control's width."""
     counts, notes = {}, []
-    for content in payload["specs"]:
-        spec = RunSpec(**content)
+    specs = [RunSpec(**content) for content in payload["specs"]]
+    task = load_task(specs[0].task)
+    for spec in specs:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             try:
-                config = model_config(spec.sizes, spec.attention, spec.layers, **spec.overrides)
-                counts[spec.arm] = count_parameters(config)
+                counts[spec.arm] = count_parameters(task, spec)
             except (ValueError, TypeError) as error:
                 raise UserError(f"arm {spec.arm!r}: {error}") from error
         notes += sorted({f"{spec.arm}: {warning.message}" for warning in caught})
-    base = model_config(RunSpec(**payload["specs"][0]).sizes, {"score": "dot"}, "all")
-    most = max(counts.values())
     return {
         "parameters": counts,
-        "control_feed_forward": control_feed_forward(base, most),
+        "control_feed_forward": control_feed_forward(task, specs[0], max(counts.values())),
         "notes": notes,
     }
+
+
+def count_parameters(task: Task, spec: RunSpec) -> int:
+    """Number of trainable values, tied ones once, without allocating them."""
+    with torch.device("meta"):
+        model: Any = task.build(spec).model
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def control_feed_forward(task: Task, spec: RunSpec, target: int) -> int:
+    """Width of the feed-forward layers that gives the dot-product model ``target`` parameters.
+
+    The least width that reaches it, so that the control is never the smaller one.
+    """
+    width = spec.sizes["intermediate_size"]
+    plain = replace(spec, attention={"score": "dot", "projection": "linear"}, layers="all")
+    have, more = (
+        count_parameters(task, replace(plain, overrides={"feed_forward": wide}))
+        for wide in (width, width + 1)
+    )
+    return width + max(0, -(-(target - have) // (more - have)))
 
 
 def _train(payload: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -127,50 +138,49 @@ def _train(payload: dict[str, Any], report: Callable[[dict[str, Any]], None]) ->
 def _test(payload: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """The score of a finished run on the test part."""
     spec = RunSpec(**payload["spec"])
-    model = NeuralAttentionForCausalLM.from_pretrained(Path(payload["folder"]) / "model")
-    model.to(work_device(spec))
-    score = evaluate(model, TokenFiles(**spec.tokens), "test", spec.training)
-    if not math.isfinite(score.perplexity):
+    task = load_task(spec.task)
+    model: Any = task.load(Path(payload["folder"]) / "model", spec)
+    score = task.score(model.to(work_device(spec)), spec, "test")
+    if not is_finite(score):
         raise ValueError("the loss on the test part is not finite")
-    return asdict(score)
+    return score
 
 
 def _time_sdpa(payload: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Tokens a second of the same dot-product model on our kernel and on torch's, interleaved."""
+    """Units a second of the same dot-product model on our kernel and on torch's, interleaved."""
     spec = RunSpec(**payload["spec"])
+    task = load_task(spec.task)
     rates: dict[str, list[float]] = {"ours": [], "sdpa": []}
-    steps = {}
-    for name, backend in (("ours", "auto"), ("sdpa", "sdpa")):
-        attention = {**spec.attention, "backend": backend}
-        config = model_config(spec.sizes, attention, spec.layers, **spec.overrides)
-        model = build_model(config, spec.sizes, spec.seed).model.to(work_device(spec))
-        steps[name] = _step_of(model, spec)
+    steps = {
+        name: _step_of(task, task.build(spec, backend).model, spec)
+        for name, backend in (("ours", None), ("sdpa", "sdpa"))
+    }
     for _ in range(TIMING_ROUNDS):
         for name, step in steps.items():
             rates[name] += [step() for _ in range(TIMED_STEPS)][1:]
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
-def _step_of(model: NeuralAttentionForCausalLM, spec: RunSpec) -> Callable[[], float]:
-    """A training step on one batch that returns its tokens a second."""
-    length, batch_size = spec.training["length"], spec.training["batch_size"]
-    tokens = torch.from_numpy(
-        TokenFiles(**spec.tokens).load("train")[: length + 1].astype("int64")
-    ).to(model.device)
-    batch = tokens[None].expand(batch_size, -1).contiguous()
+def _step_of(task: Task, model: Any, spec: RunSpec) -> Callable[[], float]:
+    """A training step on one batch that returns its units a second."""
+    device = work_device(spec)
+    examples = task.training_set(spec)
+    size = min(spec.training["batch_size"], len(examples))
+    batch = task.collate([examples[index] for index in range(size)])
+    units = task.units(batch)
+    batch = {name: value.to(device) for name, value in batch.items()}
+    model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate)
-    model.train()
 
     def step() -> float:
         started = time.perf_counter()
-        loss = model(input_ids=batch[:, :-1], shift_labels=batch[:, 1:], use_cache=False).loss
-        loss.backward()
+        model(**batch).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), spec.training["max_grad_norm"])
         optimizer.step()
         optimizer.zero_grad()
-        if model.device.type == "cuda":
+        if device.type == "cuda":
             torch.cuda.synchronize()
-        return batch_size * length / (time.perf_counter() - started)
+        return units / (time.perf_counter() - started)
 
     return step
 

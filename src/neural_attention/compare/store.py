@@ -2,51 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from neural_attention.compare.runs import RunSpec
-from neural_attention.tasks.json_files import NUMBER, has_form, read_json, set_aside, write_json
-from neural_attention.tasks.language_modelling import perplexity
+from neural_attention.tasks.json_files import (
+    NUMBER,
+    is_amount,
+    is_count,
+    read_json,
+    set_aside,
+    write_json,
+)
+from neural_attention.tasks.task import RunSpec, Task
 
-LARGEST_AMOUNT = 1e18
-
-
-def is_amount(value: object) -> bool:
-    """Whether it is a number of something, such as bytes or seconds, of which sums are finite."""
-    return has_form(value, NUMBER) and 0 <= value <= LARGEST_AMOUNT  # type: ignore[operator]
-
-
-def is_count(value: object) -> bool:
-    """Whether it is a whole number of something."""
-    return has_form(value, int) and is_amount(value)
-
-
-def is_score(value: object) -> bool:
-    """Whether it is a score, and its loss and perplexity are those of one another."""
-    return has_form(value, _SCORE) and math.isclose(
-        perplexity(value["loss"]),  # type: ignore[index]
-        value["perplexity"],  # type: ignore[index]
-        rel_tol=1e-9,
-    )
-
-
-_SCORE: dict[str, object] = {
-    "tokens": is_count,
-    "bytes": is_count,
-    "loss": is_amount,
-    "perplexity": NUMBER,
-    "bits_per_byte": is_amount,
-}
 _DEAD = {str: [int]}
 _RESULT: dict[str, object] = {
-    "validation": is_score,
     "diverged": False,
     "parameters": is_count,
-    "tokens_per_second": (None, is_amount),
+    "speed": (None, is_amount),
     "training_seconds": is_amount,
     "peak_memory_bytes": is_amount,
     "dead_heads": {"at_start": _DEAD, "after_training": _DEAD},
@@ -58,13 +33,13 @@ _RESULT: dict[str, object] = {
     "broken_checkpoints": [str],
     "command_started": str,
 }
-_TESTED = {"seed": int, "learning_rate": NUMBER, "test": (None, is_score), ...: ...}
+_TESTED = {"seed": int, "learning_rate": NUMBER, "test": (None, {str: (str, NUMBER)}), ...: ...}
 _SUMMARY = {"key": lambda key: isinstance(key, str) and re.fullmatch("[0-9a-f]{64}", key),
             "arms": {str: {"results": [_TESTED], ...: ...}}, ...: ...}  # fmt: skip
 _MOST_CHANGES_TOLD = 4
 
 
-def result_form(spec: RunSpec) -> object:
+def result_form(spec: RunSpec, task: Task) -> object:
     """The form of a run's ``result.json``; see :func:`neural_attention.tasks.json_files.has_form`.
 
     The validation score may be missing only where the run diverged.
@@ -74,19 +49,14 @@ def result_form(spec: RunSpec) -> object:
         "arm": spec.arm,
         "learning_rate": spec.learning_rate,
         "seed": spec.seed,
+        "validation": lambda score: task.is_score(score, "validation"),
     }
     return (whole, whole | {"validation": None, "diverged": True})
 
 
-def score_form(spec: RunSpec) -> object:
+def test_form(spec: RunSpec, task: Task) -> object:
     """The form of a run's ``test.json``."""
-
-    def fits(content: object) -> bool:
-        if not has_form(content, {"key": spec.key, ...: ...}):
-            return False
-        return is_score({name: value for name, value in content.items() if name != "key"})  # type: ignore[attr-defined]
-
-    return fits
+    return {"key": spec.key, "score": lambda score: task.is_score(score, "test")}
 
 
 def timing_form(spec: RunSpec) -> object:
@@ -186,10 +156,10 @@ def changed_since(root: Path, spec: RunSpec) -> str | None:
 def _changes(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
     differing = [name for name in sorted(earlier | now) if earlier.get(name) != now.get(name)]
     told = []
-    if any(name.startswith("tokens.") for name in differing):
-        told.append("the data or its tokens are others")
-        of_tokens = ("tokens.", "sizes.vocab_size", "sizes.bos_token_id")
-        differing = [name for name in differing if not name.startswith(of_tokens)]
+    if any(name.startswith("data.") for name in differing):
+        told.append("the data are others")
+        of_data = ("data.", "sizes.vocab_size", "sizes.bos_token_id")
+        differing = [name for name in differing if not name.startswith(of_data)]
     for name in differing:
         was, now_is = (str(values.get(name, "absent"))[:40] for values in (earlier, now))
         told.append(f"{name.rpartition('.')[2]} was {was} and is {now_is}")

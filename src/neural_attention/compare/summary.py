@@ -5,104 +5,122 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from neural_attention.compare.arms import is_plain_dot_product
-from neural_attention.compare.presets import LanguagePreset
-from neural_attention.compare.runs import FORMAT, RunSpec
-from neural_attention.compare.statistics import paired_ratio, statement
-from neural_attention.tasks.language_modelling import perplexity
+from neural_attention.compare.statistics import Paired, compare_pairs, mean_of, statement
+from neural_attention.tasks.task import FORMAT, Measure, Preset, RunSpec, Task
 from neural_attention.tasks.wording import counted
 
-MOST_PASSES = 10
 
+@dataclass(frozen=True)
+class Found:
+    """What the runs of a comparison gave.
 
-def summarise(
-    *,
-    preset: LanguagePreset,
-    specs: dict[str, RunSpec],
-    sweeps: dict[str, list[dict[str, Any]]],
-    final: dict[str, list[dict[str, Any]]],
-    timings: dict[str, dict[str, Any] | None],
-    notes: list[str],
-    failures: list[dict[str, str]],
-    root: Path,
-) -> dict[str, Any]:
-    """Put together what ``result.json`` holds.
-
-    Args:
-        preset: sizes and schedule.
+    Attributes:
+        task, preset: of the comparison.
+        data: the description of the data.
         specs: by arm, its first run.
         sweeps: by arm, the results of the learning-rate sweep.
         final: by arm, the results at the chosen rate, one a seed, each with ``test``.
-        timings: by arm, tokens a second on our kernel and on torch's, or None.
+        timings: by arm, units a second on our kernel and on torch's, or None.
         notes: what was noticed on the way.
         failures: runs that gave no result.
         root: folder of the comparison.
     """
-    reference = _reference(specs, final)
-    arms = {name: _arm(specs[name], sweeps[name], final[name], timings[name]) for name in specs}
-    ratios = {name: _against(final[name], final[reference]) for name in specs if name != reference}
+
+    task: Task
+    preset: Preset
+    data: Mapping[str, Any]
+    specs: dict[str, RunSpec]
+    sweeps: dict[str, list[dict[str, Any]]]
+    final: dict[str, list[dict[str, Any]]]
+    timings: dict[str, dict[str, Any] | None]
+    notes: list[str]
+    failures: list[dict[str, str]]
+    root: Path
+
+
+def summarise(found: Found) -> dict[str, Any]:
+    """Put together what ``result.json`` holds."""
+    task, preset, specs, final = found.task, found.preset, found.specs, found.final
+    headline = task.measures[0]
+    reference = _reference(found)
+    arms = {name: _arm(found, name) for name in specs}
+    pairs = {name: _pairs(final[name], final[reference], headline) for name in specs}
+    del pairs[reference]
     for name, arm in arms.items():
-        ratio = ratios.get(name)
-        arm["against_reference"] = _finite(asdict(ratio)) if ratio is not None else None
+        pair = pairs.get(name)
+        arm["against_reference"] = _finite(asdict(pair)) if pair is not None else None
     first = next(iter(specs.values()))
     identity = [spec.key for spec in specs.values()]
     identity += [repr(preset.learning_rates), repr(preset.seeds)]
     return {
         "format": FORMAT,
         "key": hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
+        "task": task.name,
+        "title": task.title,
+        "unit": task.unit,
+        "measures": [asdict(measure) for measure in task.measures],
         "preset": asdict(preset),
         "device": first.device,
         "environment": first.environment,
         "seeds": preset.seeds,
-        "runs": sum(len(results) for results in sweeps.values())
+        "runs": sum(len(results) for results in found.sweeps.values())
         + sum(max(0, len(results) - 1) for results in final.values()),
         "reference": reference,
         "arms": arms,
-        "protocol": _protocol(preset, specs, sweeps, final, timings, root),
-        "notes": notes
-        + _notes(preset, arms, sweeps, final, failures, first.tokens["counts"]["train"])
-        + _speed_notes(final, timings),
-        "failures": failures,
+        "protocol": _protocol(found),
+        "notes": found.notes + _notes(found, arms) + _speed_notes(found),
+        "failures": found.failures,
         "statement": statement(
             {
                 name: {
-                    **arm,
+                    "order": _order(final[name], task.choice),
+                    "test": arm["test"].get(headline.field),
+                    "parameters": arm["parameters"],
                     "is_plain": is_plain_dot_product(arm["attention"]),
-                    "against_reference": ratios.get(name),
+                    "against_reference": pairs.get(name),
                 }
                 for name, arm in arms.items()
             },
             reference,
             preset.steps,
+            headline,
+            task.data_noun,
         ),
+        "data": {name: value for name, value in found.data.items() if name != "folder"},
     }
 
 
-def _reference(specs: dict[str, RunSpec], final: dict[str, list[dict[str, Any]]]) -> str:
+def better_first(result: dict[str, Any], choice: Measure) -> float:
+    """A key to sort results by, the best first: its score on the validation part."""
+    value = float(result["validation"][choice.field])
+    return value if choice.is_better_lower else -value
+
+
+def _order(results: list[dict[str, Any]], choice: Measure) -> float:
+    mean = _mean([better_first(result, choice) for result in results])
+    return math.inf if mean is None else mean
+
+
+def _reference(found: Found) -> str:
     """The arm that the others are paired with: the plain dot product that validates best.
 
     Not simply the first: slopes inside a score network are to be measured against ALiBi, and
     against rotary positions only if those are better.
     """
-
-    def validation_loss(name: str) -> float:
-        return _mean([result["validation"]["loss"] for result in final[name]]) or math.inf
-
+    specs = found.specs
     plain = [name for name, spec in specs.items() if is_plain_dot_product(spec.attention)]
-    return min(plain or specs, key=validation_loss)
+    return min(plain or specs, key=lambda name: _order(found.final[name], found.task.choice))
 
 
-def _arm(
-    spec: RunSpec,
-    sweep: list[dict[str, Any]],
-    final: list[dict[str, Any]],
-    timing: dict[str, Any] | None,
-) -> dict[str, Any]:
-    """Means over seeds; perplexities are exp of mean losses, as the pairs are."""
+def _arm(found: Found, name: str) -> dict[str, Any]:
+    spec, sweep, final = found.specs[name], found.sweeps[name], found.final[name]
+    timing, measures = found.timings[name], found.task.measures
     results = final or sweep
     tests = [result["test"] for result in final if result.get("test") is not None]
     return {
@@ -111,18 +129,19 @@ def _arm(
         "overrides": spec.overrides,
         "parameters": results[0]["parameters"] if results else None,
         "learning_rate": final[0]["learning_rate"] if final else None,
-        "validation_perplexity": _perplexity([r["validation"]["loss"] for r in final]),
-        "test_perplexity": _perplexity([test["loss"] for test in tests]),
-        "test_bits_per_byte": _mean([test["bits_per_byte"] for test in tests]),
-        "tokens_per_second": _mean([r["tokens_per_second"] for r in final]),
-        "sdpa_tokens_per_second": timing["sdpa"] if timing is not None else None,
+        "validation": _means([r["validation"] for r in final], measures),
+        "test": _means(tests, measures),
+        "speed": _mean([r["speed"] for r in final]),
+        "sdpa_speed": timing["sdpa"] if timing is not None else None,
         "training_seconds": _mean([r["training_seconds"] for r in final]),
         "peak_memory_mib": (max(r["peak_memory_bytes"] for r in final) / 2**20 if final else None),
         "sweep": [
             {
                 "learning_rate": result["learning_rate"],
                 "diverged": result["diverged"],
-                "validation_perplexity": (result["validation"] or {}).get("perplexity"),
+                "validation": _means([result["validation"]], measures)
+                if result["validation"]
+                else None,
             }
             for result in sweep
         ],
@@ -135,33 +154,40 @@ def _arm(
 
 
 _KEPT = (
-    "seed", "learning_rate", "validation", "tokens_per_second", "training_seconds",
-    "peak_memory_bytes", "dead_heads", "data_order_sha256", "resumed_from", "broken_checkpoints",
-    "command_started",
+    "seed", "learning_rate", "validation", "speed", "training_seconds", "peak_memory_bytes",
+    "dead_heads", "data_order_sha256", "resumed_from", "broken_checkpoints", "command_started",
 )  # fmt: skip
 
 
-def _against(arm: list[dict[str, Any]], reference: list[dict[str, Any]]) -> Any:
-    losses = {r["seed"]: r["test"]["loss"] for r in arm if r.get("test") is not None}
-    others = {r["seed"]: r["test"]["loss"] for r in reference if r.get("test") is not None}
-    seeds = sorted(losses.keys() & others.keys())
+def _means(scores: list[dict[str, Any]], measures: tuple[Measure, ...]) -> dict[str, float]:
+    """By field of a measure, the mean over seeds; without those that no score has."""
+    found = {}
+    for measure in measures:
+        values = [score[measure.field] for score in scores if measure.field in score]
+        if values:
+            found[measure.field] = mean_of(values, measure)
+    return found
+
+
+def _pairs(
+    arm: list[dict[str, Any]], reference: list[dict[str, Any]], measure: Measure
+) -> Paired | None:
+    values, others = (
+        {r["seed"]: r["test"][measure.field] for r in results if r.get("test") is not None}
+        for results in (arm, reference)
+    )
+    seeds = sorted(values.keys() & others.keys())
     if not seeds:
         return None
-    return paired_ratio([losses[seed] for seed in seeds], [others[seed] for seed in seeds])
+    return compare_pairs(
+        [values[seed] for seed in seeds], [others[seed] for seed in seeds], measure
+    )
 
 
-def _protocol(
-    preset: LanguagePreset,
-    specs: dict[str, RunSpec],
-    sweeps: dict[str, list[dict[str, Any]]],
-    final: dict[str, list[dict[str, Any]]],
-    timings: dict[str, dict[str, Any] | None],
-    root: Path,
-) -> dict[str, Any]:
-    counts = next(iter(specs.values())).tokens["counts"]
-    curve_tokens = min(preset.curve_tokens, counts["validation"])
+def _protocol(found: Found) -> dict[str, Any]:
+    preset = found.preset
     orders: dict[int, set[str]] = {}
-    for result in [r for runs in (*sweeps.values(), *final.values()) for r in runs]:
+    for result in [r for runs in (*found.sweeps.values(), *found.final.values()) for r in runs]:
         orders.setdefault(result["seed"], set()).add(result["data_order_sha256"])
     return {
         "data_order": {
@@ -169,51 +195,37 @@ def _protocol(
             for seed, hashes in sorted(orders.items())
         },
         "initial_values": {
-            name: results[0]["initial_values"] for name, results in sweeps.items() if results
+            name: results[0]["initial_values"] for name, results in found.sweeps.items() if results
         },
         "schedule": (
             f"AdamW, weight decay {preset.weight_decay} on matrices, betas {preset.betas}, "
             f"{counted(preset.warmup_steps, 'step')} of warm-up, then a cosine to zero at step "
             f"{preset.steps}, gradient norm at most {preset.max_grad_norm}"
         ),
-        "learning_rates_tried": {name: list(preset.learning_rates) for name in specs},
-        "choice": "least validation loss at seed 0, for each arm alone",
-        "evaluation": (
-            f"windows of {preset.length} tokens moved by {preset.stride}, each token scored once"
+        "learning_rates_tried": {name: list(preset.learning_rates) for name in found.specs},
+        "choice": (
+            f"{'least' if found.task.choice.is_better_lower else 'greatest'} validation "
+            f"{found.task.choice.name} at seed 0, for each arm alone"
         ),
-        "curves": (
-            f"validation loss over the first {counted(curve_tokens, 'token')} of that part, "
-            f"in windows of {preset.length} without overlap"
-        ),
-        "speed_measured_by_commands_of": _moments(final, timings),
+        **found.task.evaluation(preset, found.data),
+        "speed_measured_by_commands_of": _moments(found),
         "test_was_read_for": sorted(
-            path.parent.name for path in (root / "runs").glob("*/test.json")
+            path.parent.name for path in (found.root / "runs").glob("*/test.json")
         ),
     }
 
 
-def _notes(
-    preset: LanguagePreset,
-    arms: dict[str, dict[str, Any]],
-    sweeps: dict[str, list[dict[str, Any]]],
-    final: dict[str, list[dict[str, Any]]],
-    failures: list[dict[str, str]],
-    tokens: int,
-) -> list[str]:
-    notes = [f"{failure['run']} failed: {failure['why']}" for failure in failures]
-    read = preset.steps * preset.batch_size * preset.length / tokens
-    if read > MOST_PASSES:
-        notes.append(
-            f"the training text is read {read:.0f} times over, which models of this size learn by "
-            "heart: give a longer text with --data."
-        )
+def _notes(found: Found, arms: dict[str, dict[str, Any]]) -> list[str]:
+    preset, sweeps, final = found.preset, found.sweeps, found.final
+    notes = [f"{failure['run']} failed: {failure['why']}" for failure in found.failures]
+    notes += found.task.notes(preset, found.data)
     for name, arm in arms.items():
         dead = [
             f"seed {result['seed']} {moment.replace('_', ' ')}: "
-            + ", ".join(f"layer {layer} heads {heads}" for layer, heads in found.items())
+            + ", ".join(f"layer {layer} heads {heads}" for layer, heads in layers.items())
             for result in (final[name] or sweeps[name])
-            for moment, found in result["dead_heads"].items()
-            if found
+            for moment, layers in result["dead_heads"].items()
+            if layers
         ]
         if dead:
             notes.append(f"{name} has dead score networks (uniform attention): {'; '.join(dead)}")
@@ -230,22 +242,21 @@ def _notes(
 
 def _finite(numbers: dict[str, Any]) -> dict[str, Any]:
     """The same for JSON, which has no infinity: None instead."""
-    return {name: value if math.isfinite(value or 0) else None for name, value in numbers.items()}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in numbers.items()
+    }
 
 
-def _moments(
-    final: dict[str, list[dict[str, Any]]], timings: dict[str, dict[str, Any] | None]
-) -> list[str]:
+def _moments(found: Found) -> list[str]:
     """When the commands began that measured the speeds of the table."""
-    measured = [result for results in final.values() for result in results]
-    measured += [timing for timing in timings.values() if timing is not None]
+    measured = [result for results in found.final.values() for result in results]
+    measured += [timing for timing in found.timings.values() if timing is not None]
     return sorted({one["command_started"] for one in measured})
 
 
-def _speed_notes(
-    final: dict[str, list[dict[str, Any]]], timings: dict[str, dict[str, Any] | None]
-) -> list[str]:
-    moments = _moments(final, timings)
+def _speed_notes(found: Found) -> list[str]:
+    moments = _moments(found)
     notes = []
     if len(moments) > 1:
         first, last = (moment[:16].replace("T", " ") for moment in (moments[0], moments[-1]))
@@ -253,7 +264,7 @@ def _speed_notes(
             f"the speeds were measured by {len(moments)} commands, begun from {first} to {last} "
             "(UTC), and the machine may have been busier at one time than at another."
         )
-    if any(result["resumed_from"] for results in final.values() for result in results):
+    if any(result["resumed_from"] for results in found.final.values() for result in results):
         notes.append("a run was interrupted and resumed: its speed is of more than one moment.")
     return notes
 
@@ -261,8 +272,3 @@ def _speed_notes(
 def _mean(values: list[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
-
-
-def _perplexity(losses: list[float]) -> float | None:
-    mean = _mean(list(losses))
-    return perplexity(mean) if mean is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import IO, Any
 
+from neural_attention.tasks.task import Measure
 from neural_attention.tasks.wording import counted, magnitude
 
 WIDTH = 80
@@ -31,35 +32,31 @@ def print_summary(summary: dict[str, Any], file: IO[str], *, is_terminal: bool) 
     )
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     table.add_column("arm", overflow="fold", ratio=1)
-    for name in (
-        "valid\nppl",
-        "test\nppl",
-        "bits/\nbyte",
-        "params",
-        "tokens\n/s",
-        "peak\nMiB",
-        "learn.\nrate",
-    ):
+    measures = [Measure(**measure) for measure in summary["measures"]]
+    headline = measures[0]
+    unit = summary["unit"]
+    columns = [f"valid\n{headline.short}", f"test\n{headline.short}"]
+    columns += [measure.short for measure in measures[1:]]
+    columns += ["params", f"{unit}\n/s", "peak\nMiB", "learn.\nrate"]
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    scores = [arm["test_perplexity"] for arm in summary["arms"].values()]
-    best = min((score for score in scores if score is not None), default=None)
+    best = _best([arm["test"].get(headline.field) for arm in summary["arms"].values()], headline)
     for name, arm in summary["arms"].items():
-        is_best = best is not None and arm["test_perplexity"] == best
+        test = arm["test"]
+        is_best = best is not None and test.get(headline.field) == best
         table.add_row(
             name,
-            _number(arm["validation_perplexity"]),
-            _number(arm["test_perplexity"]),
-            _number(arm["test_bits_per_byte"], 3),
+            _number(arm["validation"].get(headline.field), headline.digits),
+            *(_number(test.get(measure.field), measure.digits) for measure in measures),
             _count(arm["parameters"]),
-            _count(arm["tokens_per_second"]),
+            _count(arm["speed"]),
             _number(arm["peak_memory_mib"], 0),
             f"{arm['learning_rate']:g}" if arm["learning_rate"] is not None else "-",
             style="bold" if is_best else None,
         )
-        if arm["sdpa_tokens_per_second"] is not None:
-            table.add_row(
-                "  on torch's sdpa", "", "", "", "", _count(arm["sdpa_tokens_per_second"]), "", ""
-            )
+        if arm["sdpa_speed"] is not None:
+            blank = [""] * (len(measures) + 2)
+            table.add_row("  on torch's sdpa", *blank, _count(arm["sdpa_speed"]), "", "")
     console.print(table)
     seeds, runs = summary["seeds"], summary["runs"]
     console.print(
@@ -70,6 +67,11 @@ def print_summary(summary: dict[str, Any], file: IO[str], *, is_terminal: bool) 
     for note in summary["notes"]:
         console.print(f"Note: {note}")
     console.print(f"\n{summary['statement']}")
+
+
+def _best(scores: list[float | None], measure: Measure) -> float | None:
+    known = [score for score in scores if score is not None]
+    return (min if measure.is_better_lower else max)(known) if known else None
 
 
 def _number(value: float | None, digits: int = 2) -> str:

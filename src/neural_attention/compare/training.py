@@ -8,7 +8,6 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,15 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from neural_attention.compare.building import build_model, dead_score_networks, model_config
 from neural_attention.compare.checkpoints import last_complete, mark_complete
+from neural_attention.compare.dead import dead_score_networks
 from neural_attention.compare.memory import PeakMemory
-from neural_attention.compare.runs import RunSpec
 from neural_attention.tasks.json_files import write_json
-from neural_attention.tasks.language_modelling import (
-    Score,
-    TrainingBlocks,
-    collate,
-    strided_score,
-)
-from neural_attention.tasks.tokens import TokenFiles
+from neural_attention.tasks.registry import load_task
+from neural_attention.tasks.task import RunSpec, Task
 
 Report = Callable[[dict[str, Any]], None]
 
-PROBE_LENGTH = 128
-TOKENS_SCORED_AT_ONCE = 2048
 MOST_STEPS_BETWEEN_CHECKPOINTS = 1000
 _POSITION_SLOPES = ("slopes", "alibi")
 
@@ -55,24 +46,13 @@ def train_run(spec: RunSpec, folder: Path, command_started: str, report: Report)
     Returns:
         The content of ``result.json``.
     """
-    settings, files = spec.training, TokenFiles(**spec.tokens)
-    device = work_device(spec)
-    blocks = TrainingBlocks(
-        files.load("train"),
-        settings["length"],
-        settings["steps"] * settings["batch_size"],
-        spec.seed,
-    )
+    task, device = load_task(spec.task), work_device(spec)
+    examples = task.training_set(spec)
     _warm_up(device)
     memory = PeakMemory(device)
-    built = build_model(
-        model_config(spec.sizes, spec.attention, spec.layers, **spec.overrides),
-        spec.sizes,
-        spec.seed,
-    )
-    model = built.model.to(device)
-    probe = torch.from_numpy(files.load("validation")[: 2 * PROBE_LENGTH].astype("int64"))
-    probe = probe[: len(probe) // 2 * 2].view(2, -1).to(device)
+    built = task.build(spec)
+    model: Any = built.model.to(device)
+    probe = {name: value.to(device) for name, value in task.probe(spec).items()}
     dead_at_start = dead_score_networks(model, probe)
 
     checkpoint, broken = last_complete(folder / "checkpoints")
@@ -81,18 +61,18 @@ def train_run(spec: RunSpec, folder: Path, command_started: str, report: Report)
     trainer = _RunTrainer(
         model=model,
         args=_arguments(spec, folder / "checkpoints"),
-        train_dataset=blocks,
-        data_collator=collate,
+        train_dataset=examples,
+        data_collator=task.collate,
         callbacks=[],
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(_RunCallback(spec, trainer, files, report))
+    trainer.add_callback(_RunCallback(spec, task, trainer, report))
     # Dropout draws from here on; the arms' constructors have drawn different amounts.
     torch.manual_seed(spec.seed)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
-    validation = None if trainer.diverged else evaluate(model, files, "validation", settings)
-    if validation is not None and not math.isfinite(validation.perplexity):
+    validation = None if trainer.diverged else task.score(model, spec, "validation")
+    if validation is not None and not is_finite(validation):
         validation = None
     peak = memory.peak()
     result = {
@@ -101,9 +81,9 @@ def train_run(spec: RunSpec, folder: Path, command_started: str, report: Report)
         "learning_rate": spec.learning_rate,
         "seed": spec.seed,
         "diverged": validation is None,
-        "validation": asdict(validation) if validation else None,
+        "validation": validation,
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "tokens_per_second": trainer.tokens_per_second(),
+        "speed": trainer.speed(task),
         "training_seconds": trainer.training_seconds(),
         "peak_memory_bytes": peak,
         "dead_heads": {
@@ -120,7 +100,7 @@ def train_run(spec: RunSpec, folder: Path, command_started: str, report: Report)
             for log in trainer.state.log_history
             if math.isfinite(log.get("loss", math.nan))
         ],
-        "data_order_sha256": blocks.sha256,
+        "data_order_sha256": examples.sha256,
         "initial_values": {"shared": len(built.shared), "own": list(built.own)},
         "resumed_from": checkpoint.name if checkpoint else None,
         "broken_checkpoints": broken,
@@ -131,23 +111,9 @@ def train_run(spec: RunSpec, folder: Path, command_started: str, report: Report)
     return result
 
 
-def evaluate(
-    model: torch.nn.Module, files: TokenFiles, part: str, settings: dict[str, Any]
-) -> Score:
-    """The strided score of a part of the data."""
-    return strided_score(
-        model,
-        files.load(part),
-        length=settings["length"],
-        stride=settings["stride"],
-        start_token=files.start_token,
-        num_bytes=files.bytes[part],
-        batch_size=_windows_at_once(settings["length"]),
-    )
-
-
-def _windows_at_once(length: int) -> int:
-    return max(1, TOKENS_SCORED_AT_ONCE // length)
+def is_finite(score: dict[str, Any]) -> bool:
+    """Whether every number of a score is."""
+    return all(math.isfinite(value) for value in score.values() if not isinstance(value, str))
 
 
 def _arguments(spec: RunSpec, folder: Path) -> TrainingArguments:
@@ -215,7 +181,8 @@ class _RunTrainer(Trainer):  # type: ignore[misc]
         logged = sum(log.get("seconds", 0.0) for log in self.state.log_history)
         return logged + sum(self.step_seconds)
 
-    def tokens_per_second(self) -> float | None:
+    def speed(self, task: Task) -> float | None:
+        """Units a second, at the median of what the steps took."""
         medians = [
             log["median_step_seconds"]
             for log in self.state.log_history
@@ -223,20 +190,17 @@ class _RunTrainer(Trainer):  # type: ignore[misc]
         ]
         if not medians:
             return None
-        tokens = self.args.per_device_train_batch_size * len(self.train_dataset[0]["input_ids"])
-        return tokens / statistics.median(medians)
+        size = self.args.per_device_train_batch_size
+        batch = task.collate([self.train_dataset[index] for index in range(size)])
+        return task.units(batch) / float(statistics.median(medians))
 
 
 class _RunCallback(TrainerCallback):  # type: ignore[misc]
     """Times steps, scores the curve, marks checkpoints and sends progress."""
 
-    def __init__(
-        self, spec: RunSpec, trainer: _RunTrainer, files: TokenFiles, report: Report
-    ) -> None:
-        self.spec, self.trainer, self.files, self.report = spec, trainer, files, report
+    def __init__(self, spec: RunSpec, task: Task, trainer: _RunTrainer, report: Report) -> None:
+        self.spec, self.task, self.trainer, self.report = spec, task, trainer, report
         self.started = 0.0
-        self.validation_loss: float | None = None
-        self.curve = files.load("validation")[: spec.training["curve_tokens"]]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.started = time.perf_counter()
@@ -263,19 +227,10 @@ class _RunCallback(TrainerCallback):  # type: ignore[misc]
         mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
     def _score_curve(self) -> None:
-        length = self.spec.training["length"]
-        score = strided_score(
-            self.trainer.model,
-            self.curve,
-            length=length,
-            stride=length,
-            start_token=self.files.start_token,
-            num_bytes=1,
-            batch_size=_windows_at_once(length),
-        )
-        if math.isfinite(score.loss):
-            self.trainer.log({"validation_loss": score.loss})
-            self.report({"validation_loss": score.loss})
+        loss = self.task.curve_point(self.trainer.model, self.spec)
+        if math.isfinite(loss):
+            self.trainer.log({"validation_loss": loss})
+            self.report({"validation_loss": loss})
 
 
 def _warm_up(device: torch.device) -> None:

@@ -24,6 +24,9 @@ def write_json(path: Path, content: object) -> None:
     os.replace(temporary, path)
 
 
+LARGEST_AMOUNT = 1e18
+
+
 def read_json(path: Path, form: object) -> Any | None:
     """The content of a JSON file, or None if it is damaged or of another form.
 
@@ -95,3 +98,13 @@ def has_form(value: object, form: object) -> bool:
         named = ((name, one) for name, one in form.items() if name is not ...)
         return all(name in value and has_form(value[name], one) for name, one in named)
     return type(value) is type(form) and value == form
+
+
+def is_amount(value: object) -> bool:
+    """Whether it is a number of something, such as bytes or seconds, of which sums are finite."""
+    return has_form(value, NUMBER) and 0 <= value <= LARGEST_AMOUNT  # type: ignore[operator]
+
+
+def is_count(value: object) -> bool:
+    """Whether it is a whole number of something."""
+    return has_form(value, int) and is_amount(value)

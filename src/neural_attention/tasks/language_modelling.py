@@ -6,11 +6,11 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
+from neural_attention.tasks.task import TrainingSet
 from neural_attention.tasks.wording import counted
 
 _LARGEST_EXPONENT = 700
@@ -136,7 +136,7 @@ def _window_batches(
         yield tuple(torch.from_numpy(np.stack(part)) for part in (inputs, targets, scored))  # type: ignore[misc]
 
 
-class TrainingBlocks(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+class TrainingBlocks(TrainingSet):
     """The training blocks of a run in the order in which it reads them.
 
     The text is cut into blocks of ``length`` tokens, from another offset in each pass over it; a
@@ -184,8 +184,3 @@ class TrainingBlocks(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
             np.asarray(self.tokens[start : start + self.length + 1], dtype=np.int64)
         )
         return {"input_ids": block[:-1], "labels": block[:-1], "shift_labels": block[1:]}
-
-
-def collate(examples: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
-    """Stack blocks into a batch: each value (batch, length), int64."""
-    return {name: torch.stack([example[name] for example in examples]) for name in examples[0]}

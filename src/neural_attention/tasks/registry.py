@@ -1,16 +1,68 @@
-"""The tasks by name, each imported when first asked for."""
+"""The tasks by name; each is imported when it is asked for, so that the command starts quickly."""
 
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 
 from neural_attention.tasks.task import Task
 
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a task's command; its value is text.
+
+    Attributes:
+        name: of the keyword argument.
+        metavar: what stands for the value.
+        help: a line.
+    """
+
+    name: str
+    metavar: str
+    help: str
+
+    @property
+    def flag(self) -> str:
+        """On the command line."""
+        return "--" + self.name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a task is, and what the command line must know of it.
+
+    Attributes:
+        place: module and class.
+        about: what is compared, in a few words.
+        options: those beyond the ones of every task.
+    """
+
+    place: str
+    about: str
+    options: tuple[Option, ...]
+
+
 TASKS = {
-    "lm": "neural_attention.tasks.language:LanguageModelling",
-    "masked-lm": "neural_attention.tasks.masked_language:MaskedLanguageModelling",
-    "translation": "neural_attention.tasks.translation:Translation",
-    "images": "neural_attention.tasks.images:ImageClassification",
+    "lm": Entry(
+        "neural_attention.tasks.language:LanguageModelling",
+        "language models, by perplexity",
+        (
+            Option(
+                "data",
+                "TEXT",
+                "a text file, a folder of .txt files, or a hub data set such as "
+                "Salesforce/wikitext:wikitext-103-raw-v1 (default: built-in, a text in every "
+                "Python)",
+            ),
+            Option(
+                "tokenizer",
+                "NAME_OR_FOLDER",
+                "an AutoTokenizer (default: a byte-level BPE trained on the training part)",
+            ),
+            Option("model", "NAME", "current or paper (default: the preset's)"),
+        ),
+    ),
 }
 
 
@@ -22,6 +74,6 @@ def load_task(name: str) -> Task:
     """
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}; known are {', '.join(TASKS)}.")
-    module, _, attribute = TASKS[name].partition(":")
+    module, _, attribute = TASKS[name].place.partition(":")
     task: Task = getattr(importlib.import_module(module), attribute)()
     return task

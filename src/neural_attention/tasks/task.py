@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-if TYPE_CHECKING:
-    import argparse
+from neural_attention.tasks.json_files import NUMBER, has_form, is_amount
 
+if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
@@ -95,7 +95,8 @@ class RunSpec:
         arm: name of the arm.
         attention: keywords of the arm's attention.
         layers: which layers have it.
-        overrides: sizes in which the arm differs: feed-forward width, heads of keys and values.
+        overrides: sizes in which the arm differs: ``feed_forward``, the width of those layers, and
+            ``kv_heads``, the heads of keys and values.
         sizes: sizes that all arms share, keywords of the model's configuration.
         training: the fields of the preset that training and scoring read.
         learning_rate: peak of the schedule.
@@ -120,9 +121,10 @@ class RunSpec:
 
     @property
     def content(self) -> dict[str, Any]:
-        """What determines the run, as JSON gives it back; folders do not."""
+        """What determines the run, as JSON gives it back; where the data lay does not."""
         content = {**asdict(self), "format": FORMAT}
-        content["data"].pop("folder", None)
+        for name in ("folder", "source"):
+            content["data"].pop(name, None)
         return cast(dict[str, Any], json.loads(json.dumps(content)))
 
     @property
@@ -192,6 +194,7 @@ class Task(abc.ABC):
         measures: what a score tells, the headline first.
         choice: the measure of the validation score by which an arm's learning rate is chosen.
         unit: what the speed counts, such as ``"tokens"``.
+        data_noun: what the data are, such as ``"text"``.
     """
 
     name: ClassVar[str]
@@ -200,20 +203,28 @@ class Task(abc.ABC):
     measures: ClassVar[tuple[Measure, ...]]
     choice: ClassVar[Measure]
     unit: ClassVar[str]
+    data_noun: ClassVar[str]
 
     # In the comparison's own process.
 
     @abc.abstractmethod
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Options of the command beyond those of every task: where the data come from."""
+    def choose(self, preset: Any, options: Mapping[str, Any]) -> Any:
+        """The preset with what the task's own options change in it; None means not given.
+
+        Raises:
+            ValueError: an option's value that is none.
+        """
 
     @abc.abstractmethod
     def default_arms(self, preset: Any) -> tuple[str, ...]:
         """The arms that are compared where none are named."""
 
     @abc.abstractmethod
-    def read(self, preset: Any, options: Mapping[str, Any], say: Say) -> Any:
+    def read(self, preset: Any, say: Say) -> tuple[Any, list[str]]:
         """Find the data and check what can be checked before anything is built.
+
+        Returns:
+            The data, for :meth:`prepare`, and what is to be minded in them, in words.
 
         Raises:
             ValueError, FileNotFoundError, ConnectionError: with what was expected, what came, and
@@ -221,14 +232,12 @@ class Task(abc.ABC):
         """
 
     @abc.abstractmethod
-    def prepare(
-        self, source: Any, preset: Any, options: Mapping[str, Any], folder: Path, say: Say
-    ) -> dict[str, Any]:
+    def prepare(self, source: Any, preset: Any, folder: Path, say: Say) -> dict[str, Any]:
         """Write what the runs read into ``folder``, or find it there, and describe it.
 
         Returns:
             Plain values, among them ``folder``, ``source`` (in words), ``sha256`` (of what was
-            read) and ``counts`` (examples or tokens, by part).
+            read), ``counts`` (by part) and ``counted`` (of what, such as ``"tokens"``).
         """
 
     @abc.abstractmethod
@@ -236,8 +245,27 @@ class Task(abc.ABC):
         """The prepared data in one line, such as the number of tokens of each part."""
 
     @abc.abstractmethod
+    def notes(self, preset: Any, data: Mapping[str, Any]) -> list[str]:
+        """What to mind about the data beside this training, such as too few of them."""
+
+    @abc.abstractmethod
+    def evaluation(self, preset: Any, data: Mapping[str, Any]) -> dict[str, str]:
+        """In words, how scores (``evaluation``) and points of the curve (``curves``) are taken."""
+
+    @abc.abstractmethod
+    def head_dim(self, preset: Any) -> int:
+        """Width of a head, by which published score networks are sized."""
+
+    @abc.abstractmethod
     def sizes(self, preset: Any, data: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Sizes that all arms share; before there are data, with any that are like them."""
+        """Sizes that all arms share, ``intermediate_size`` of the feed-forward layers among them.
+
+        Before there are data, with any that are like them.
+        """
+
+    @abc.abstractmethod
+    def training(self, preset: Any) -> dict[str, Any]:
+        """The task's own fields of the preset that a run reads."""
 
     # In a run's process.
 
@@ -281,6 +309,19 @@ class Task(abc.ABC):
 
         Measures that are too dear for the validation part may be missing there.
         """
+
+    def is_score(self, score: object, part: Part) -> bool:
+        """Whether a score that was read from a file can be one of this task's.
+
+        On the validation part only the measure by which rates are chosen must be there.
+        """
+        if not has_form(score, {str: (str, NUMBER)}):
+            return False
+        found = cast(dict[str, Any], score)
+        needed = {self.choice} if part == "validation" else {self.choice, *self.measures}
+        return is_amount(found.get("loss")) and all(
+            has_form(found.get(measure.field), NUMBER) for measure in needed
+        )
 
     @abc.abstractmethod
     def probe(self, spec: RunSpec) -> dict[str, torch.Tensor]:

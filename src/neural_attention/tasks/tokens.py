@@ -10,8 +10,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,11 @@ class TokenFiles:
     counts: dict[str, int]
     bytes: dict[str, int]
     sha256: str
+
+    @classmethod
+    def of(cls, description: Mapping[str, Any]) -> TokenFiles:
+        """From a description that has these fields, and perhaps others."""
+        return cls(**{field.name: description[field.name] for field in fields(cls)})
 
     def load(self, part: str) -> np.ndarray:
         """The tokens of ``"train"``, ``"validation"`` or ``"test"``, mapped from disk."""

@@ -1,4 +1,4 @@
-"""The comparison of language models, from the data to the summary."""
+"""A comparison, from the data to the summary."""
 
 from __future__ import annotations
 
@@ -12,34 +12,32 @@ from pathlib import Path
 from typing import Any
 
 from neural_attention.compare.arms import LARGEST_SIZE, Arm, check_arms, parse_arm
-from neural_attention.compare.comparison import Comparison, ignore
+from neural_attention.compare.comparison import Comparison, ignore, spec_of
 from neural_attention.compare.devices import resolve_device
 from neural_attention.compare.locking import Locked, locked
-from neural_attention.compare.presets import DEFAULT_ARMS, LanguagePreset, choose_preset
+from neural_attention.compare.presets import choose_preset
 from neural_attention.compare.processes import JobFailed, Workers
 from neural_attention.compare.progress import Progress
-from neural_attention.compare.runs import spec_of
-from neural_attention.tasks.text import TextSplits, load_text, overlaps
-from neural_attention.tasks.tokens import PARTS, TokenFiles, tokenise
-from neural_attention.tasks.wording import counted, legible
+from neural_attention.tasks.registry import load_task
+from neural_attention.tasks.task import Preset, Task
+from neural_attention.tasks.wording import legible
 
 
-def compare_language_models(
+def compare(
+    task: str,
     arms: Sequence[str] | None = None,
     *,
     preset: str = "quick",
-    data: str | None = None,
-    tokenizer: str | None = None,
     out: str | Path = "comparison",
     seeds: int | None = None,
     learning_rates: Sequence[float] | None = None,
     device: str = "auto",
-    model: str | None = None,
     control: bool = False,
     steps: int | None = None,
     progress: Progress | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Train language models that differ in attention only, and say what came of it.
+    """Train models that differ in attention only, and say what came of it.
 
     Every arm gets the same data in the same order, the same initial values wherever it can, and
     the same sweep of learning rates at one seed; the best is chosen on the validation part and run
@@ -50,20 +48,18 @@ def compare_language_models(
     Call it under ``if __name__ == "__main__":`` in a script, as all that starts processes.
 
     Args:
-        arms: names of :func:`neural_attention.compare.parse_arm`; None for the defaults of the
-            model.
-        preset: a name of :data:`neural_attention.compare.LANGUAGE_PRESETS`.
-        data: see :func:`neural_attention.tasks.text.load_text`; None for the preset's.
-        tokenizer: see :func:`neural_attention.tasks.tokens.tokenise`; None for the preset's.
+        task: a name of :data:`neural_attention.tasks.registry.TASKS`, such as ``"lm"``.
+        arms: names of :func:`neural_attention.compare.parse_arm`; None for the task's defaults.
+        preset: a name of the task's presets: ``"smoke"``, ``"quick"``, ``"laptop"`` or ``"paper"``.
         out: folder of results: ``result.json``, ``curves.png`` and a folder for each run.
         seeds: number of seeds at the chosen learning rate; None for the preset's.
         learning_rates: the sweep; None for the preset's.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:N"`` or ``"mps"``.
-        model: ``"current"`` or ``"paper"``; None for the preset's.
         control: add a dot product with wider feed-forward layers, as many parameters as the
             largest arm.
         steps: training steps of a run; None for the preset's.
         progress: what is told meanwhile, and to whom.
+        options: the task's own, such as ``data``; see ``neural-attention compare TASK --help``.
 
     Returns:
         The content of ``result.json``.
@@ -75,10 +71,9 @@ def compare_language_models(
             tries the arms dies.
         ImportError: a package is missing.
     """
-    chosen = choose_preset(preset, model, steps, seeds, learning_rates)
-    parsed = [
-        parse_arm(name) for name in (DEFAULT_ARMS[chosen.architecture] if arms is None else arms)
-    ]
+    work = load_task(task)
+    chosen = choose_preset(work, preset, options, steps, seeds, learning_rates)
+    parsed = [parse_arm(name) for name in (work.default_arms(chosen) if arms is None else arms)]
     check_arms(parsed)
     progress = progress if progress is not None else Progress()
     workers = Workers(resolve_device(device))
@@ -87,26 +82,15 @@ def compare_language_models(
         with _saying_what_to_move_away(root), locked(root / "lock", wait_s=0):
             _check_places(root)
             workers.start_server()
-            text = load_text(chosen.data if data is None else data)
-            progress.say(f"data: {text.source}; sha256 {text.sha256[:16]}")
-            repeated = overlaps(text)
-            for note in repeated:
+            source, notes = work.read(chosen, progress.say)
+            for note in notes:
                 progress.say(f"warning: {note}")
-            _check_bytes(text, chosen)
-            fitting, notes = _fit_arms(parsed, chosen, workers, control=control)
-            files = tokenise(
-                text,
-                root / "data",
-                tokenizer=chosen.tokenizer if tokenizer is None else tokenizer,
-                say=progress.say,
-                vocab_size=chosen.vocab_size,
-            )
-            _check_length(files, chosen)
-            counts = ", ".join(f"{files.counts[part]:,} {part}" for part in PARTS)
-            progress.say(f"tokens: {counts} ({files.tokenizer})")
+            fitting, more = _fit_arms(work, parsed, chosen, workers, control=control)
+            data = work.prepare(source, chosen, root / "data", progress.say)
+            progress.say(work.describe(data))
             return Comparison(
-                chosen, fitting, files, workers.device, root, workers, progress, repeated + notes
-            ).carry_out(text)
+                work, chosen, fitting, data, workers.device, root, workers, progress, notes + more
+            ).carry_out()
     except Locked:
         raise OSError(
             f"another comparison is writing to {root}: wait for it, or give another folder."
@@ -160,12 +144,11 @@ def _check_places(root: Path) -> None:
 
 
 def _fit_arms(
-    arms: list[Arm], preset: LanguagePreset, workers: Workers, *, control: bool
+    task: Task, arms: list[Arm], preset: Preset, workers: Workers, *, control: bool
 ) -> tuple[list[Arm], list[str]]:
     """The arms, after trying that each can be built, with the control; and what to mind in them."""
     # Parameters are compared with one another, so any vocabulary will do before there is one.
-    vocabulary = {"vocab_size": preset.vocab_size, "start_token": 0}
-    specs = [spec_of(arm, preset, vocabulary, workers.device, {}) for arm in arms]
+    specs = [spec_of(task, arm, preset, None, workers.device, {}) for arm in arms]
     try:
         found = workers.run("count", {"specs": [asdict(spec) for spec in specs]}, ignore)
     except JobFailed as failure:
@@ -177,33 +160,9 @@ def _fit_arms(
     if width > LARGEST_SIZE:
         return arms, [*notes, f"no control was added: its feed-forward width would be {width:,}."]
     wider = parse_arm(f"dot+feed_forward={width}")
-    if width > preset.intermediate_size and wider.name not in {arm.name for arm in arms}:
+    if width > specs[0].sizes["intermediate_size"] and wider.name not in {arm.name for arm in arms}:
         return [*arms, wider], notes
     return arms, [
         *notes,
         "no control was added: no arm has more parameters than the dot product.",
     ]
-
-
-def _check_bytes(text: TextSplits, preset: LanguagePreset) -> None:
-    """Before anything is built: no tokeniser makes more tokens of a text than it has bytes."""
-    for part in PARTS:
-        if (size := len(getattr(text, part).encode())) < _tokens_needed(part, preset):
-            raise _too_short(part, counted(size, "byte"), preset)
-
-
-def _check_length(files: TokenFiles, preset: LanguagePreset) -> None:
-    for part in PARTS:
-        if files.counts[part] < _tokens_needed(part, preset):
-            raise _too_short(part, counted(files.counts[part], "token"), preset)
-
-
-def _tokens_needed(part: str, preset: LanguagePreset) -> int:
-    return preset.length + (part == "train")
-
-
-def _too_short(part: str, size: str, preset: LanguagePreset) -> ValueError:
-    return ValueError(
-        f"the {part} part of the data has {size}, and one sequence needs "
-        f"{counted(_tokens_needed(part, preset), 'token')}: give a longer text."
-    )
