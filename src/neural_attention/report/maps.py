@@ -187,6 +187,13 @@ class _Features:
         return ScoreSite(owner.score_network, owner.score, slopes, a, b)
 
 
+def _keep(pair: _Pair, side: str) -> Any:
+    def hook(layer: Any, args: Any, output: Any) -> None:
+        setattr(pair, side, output)
+
+    return hook
+
+
 @contextmanager
 def _features(model: nn.Module) -> Iterator[_Features]:
     """What the first layers of the score networks give while the model runs."""
@@ -196,11 +203,7 @@ def _features(model: nn.Module) -> Iterator[_Features]:
             pair = found.seen[name] = _Pair()
             for side, layer in (("a", owner.score_network.query), ("b", owner.score_network.key)):
                 if layer is not None:  # not folded into the projection
-
-                    def keep(module: Any, args: Any, out: Any, pair: Any = pair, side: str = side):
-                        setattr(pair, side, out)
-
-                    stack.callback(layer.register_forward_hook(keep).remove)
+                    stack.callback(layer.register_forward_hook(_keep(pair, side)).remove)
         yield found
 
 
@@ -217,7 +220,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _eager(model: Any) -> Iterator[None]:
-    """torch's fused attention has no maps: a stock model uses its own implementation here."""
+    """A stock model by its own implementation: torch's fused attention has no maps."""
     before = model.config._attn_implementation
     if before != "sdpa":
         yield

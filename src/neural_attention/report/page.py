@@ -113,8 +113,11 @@ def write_page(path: str | Path, text: str) -> Path:
         OSError: the folder cannot be made or written.
     """
     path = Path(path).expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    number, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        number, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    except OSError as error:
+        raise OSError(f"cannot write {path}: {error.strerror}.") from error
     try:
         with os.fdopen(number, "w", encoding="utf-8") as file:
             file.write(text)

@@ -13,9 +13,78 @@ from torch import Tensor, nn
 from .page import legible
 
 _LARGEST_SIDE = 640
+_IDS = {"input": "input_ids", "source": "input_ids", "target": "decoder_input_ids"}
 
 
-def token_labels(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+def side_labels(
+    model: nn.Module, inputs: Mapping[str, Any], lengths: Mapping[str, int], tokens: Any
+) -> dict[str, list[str]]:
+    """What to call each position of each side.
+
+    Args:
+        model: whose maps they are.
+        inputs: keywords of its forward.
+        lengths: positions of ``input``, or of ``source`` and ``target``.
+        tokens: a tokenizer; texts; a pair of texts for source and target; None for numbers.
+
+    Raises:
+        ValueError: another number of texts than of positions.
+    """
+    if hasattr(tokens, "convert_ids_to_tokens"):
+        labels = {}
+        for side in lengths:
+            ids = inputs.get(_IDS[side])
+            if ids is None:
+                raise ValueError(
+                    f"tokens is a tokenizer and the inputs have no {_IDS[side]}: give the texts of "
+                    "the positions instead."
+                )
+            labels[side] = _token_labels(tokens, ids[0].tolist())
+    elif tokens is None:
+        labels = {side: _numbers(model, inputs, length) for side, length in lengths.items()}
+    else:
+        texts = [tokens] if "input" in lengths else list(tokens)
+        sides = ["input"] if "input" in lengths else ["source", "target"]
+        if len(texts) != len(sides):
+            raise ValueError(
+                f"tokens has {len(texts)} parts: expected a pair, of source and of target."
+            )
+        labels = {
+            side: [legible(str(text)) for text in part]
+            for side, part in zip(sides, texts, strict=True)
+            if side in lengths
+        }
+    for side, length in lengths.items():
+        if len(labels[side]) != length:
+            raise ValueError(
+                f"tokens has {len(labels[side])} entries for the {side} and its maps have "
+                f"{length}: one text for each position is needed."
+            )
+    return labels
+
+
+def image_of(
+    model: nn.Module, inputs: Mapping[str, Any], lengths: Mapping[str, int]
+) -> dict[str, Any] | None:
+    """The image that a model of patches sees, for the page; None for other models."""
+    grid = _patch_grid(model, inputs, lengths.get("input", 0))
+    if grid is None:
+        return None
+    rows, columns, first = grid
+    source = _picture(inputs["pixel_values"][0])
+    return {"rows": rows, "columns": columns, "first": first, "source": source}
+
+
+def _numbers(model: nn.Module, inputs: Mapping[str, Any], length: int) -> list[str]:
+    grid = _patch_grid(model, inputs, length)
+    if grid is None:
+        return [str(number) for number in range(1, length + 1)]
+    rows, columns, first = grid
+    special = ["[class]", *(f"[{number}]" for number in range(2, first + 1))][:first]
+    return special + [f"{row + 1},{column + 1}" for row in range(rows) for column in range(columns)]
+
+
+def _token_labels(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """The text of each token, with the space before it, safe to show."""
     labels = []
     for number, raw in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):
@@ -30,7 +99,7 @@ def token_labels(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     return labels
 
 
-def patch_grid(
+def _patch_grid(
     model: nn.Module, inputs: Mapping[str, Any], length: int
 ) -> tuple[int, int, int] | None:
     """Rows and columns of an image's patches, and how many other tokens stand before them."""
@@ -44,7 +113,7 @@ def patch_grid(
     return (rows, columns, first) if first >= 0 else None
 
 
-def picture(pixels: Tensor) -> str:
+def _picture(pixels: Tensor) -> str:
     """An image that a model sees, ``(1 or 3, height, width)``, as the URL of a PNG.
 
     Its range is stretched to black and white: a processor's own scaling is not known here.

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .maps import LayerMaps, collect_maps
 from .packing import BUDGET, pack_maps
 from .page import asset, legible, make_page, write_page
 from .scores import POINTS, describe_score
-from .tokens import patch_grid, picture, token_labels
+from .tokens import image_of, side_labels
 
 _TITLES = {
     "self": "Self-attention",
@@ -22,9 +21,13 @@ _TITLES = {
     "decoder": "Decoder",
     "cross": "Cross-attention",
 }
-# What a role attends from and to, in an encoder-decoder.
-_SIDES = {"encoder": ("source", "source"), "decoder": ("target", "target")}
-_CROSS = ("target", "source")
+# What a role attends from and to.
+SIDES = {
+    "self": ("input", "input"),
+    "encoder": ("source", "source"),
+    "decoder": ("target", "target"),
+    "cross": ("target", "source"),
+}
 _SCORE_BYTES = 3_000_000
 _MOST_BYTES = 8 << 30
 
@@ -102,14 +105,17 @@ def view(
     page = _Page(shown)
     roles = list(dict.fromkeys(one.role for one in collected[0]))
     points = _points(collected)
-    described = [page.role(role, collected, roles, points) for role in roles]
+    described = [page.role(role, collected, points) for role in roles]
     page.pack(described)
-    data = {
+    lengths: dict[str, int] = {}
+    for one in collected[0]:
+        lengths.update(zip(SIDES[one.role], one.weights.shape[1:], strict=True))
+    data: dict[str, Any] = {
         "title": legible(title or f"Attention of {type(model).__name__}"),
         "arms": shown,
         "roles": described,
-        "tokens": _tokens(model, keywords, collected[0], tokens),
-        "image": _image(model, keywords, collected[0]),
+        "tokens": side_labels(model, keywords, lengths, tokens),
+        "image": image_of(model, keywords, lengths),
     }
     return View(
         make_page(
@@ -131,9 +137,7 @@ class _Page:
         self.blobs: dict[str, bytes] = {}
         self.maps: dict[str, list[list[Tensor]]] = {}
 
-    def role(
-        self, role: str, collected: list[list[LayerMaps]], roles: list[str], points: int
-    ) -> dict[str, Any]:
+    def role(self, role: str, collected: list[list[LayerMaps]], points: int) -> dict[str, Any]:
         """One role for the page; its maps are packed later, when all sizes are known."""
         arms = [[one for one in arm if one.role == role] for arm in collected]
         maps = [[one.weights for one in arm] for arm in arms]
@@ -141,13 +145,10 @@ class _Page:
             maps.append([a - b for a, b in zip(*maps, strict=True)])
         self.maps[role] = maps
         queries, keys = maps[0][0].shape[1:]
-        sides = ("input", "input")
-        if roles != ["self"]:
-            sides = _CROSS if role == "cross" else _SIDES[role]
         return {
             "name": role,
             "title": _TITLES[role],
-            "sides": sides,
+            "sides": SIDES[role],
             "size": [queries, keys],
             "layers": [one.layer + 1 for one in arms[0]],
             "heads": [one.weights.shape[0] for one in arms[0]],
@@ -253,55 +254,3 @@ def _points(collected: list[list[LayerMaps]]) -> int:
         if one.score is not None
     )
     return max(16, min(POINTS, _SCORE_BYTES // (4 * max(1, channels))))
-
-
-def _tokens(
-    model: nn.Module, keywords: Mapping[str, Any], layers: list[LayerMaps], tokens: Any
-) -> dict[str, list[str]]:
-    """The labels of each side, checked against the sizes of the maps."""
-    lengths: dict[str, int] = {}
-    is_pair = {one.role for one in layers} != {"self"}
-    for one in layers:
-        sides = ("input", "input")
-        if is_pair:
-            sides = _CROSS if one.role == "cross" else _SIDES[one.role]
-        lengths.update(zip(sides, one.weights.shape[1:], strict=True))
-    ids = {"input": keywords.get("input_ids"), "source": keywords.get("input_ids")}
-    ids["target"] = keywords.get("decoder_input_ids")
-    if tokens is not None and not hasattr(tokens, "convert_ids_to_tokens"):
-        given = dict(zip(("source", "target"), tokens, strict=True)) if is_pair else None
-        labels = {
-            side: [legible(str(one)) for one in (given[side] if given else tokens)]
-            for side in lengths
-        }
-    elif tokens is not None:
-        labels = {side: token_labels(tokens, ids[side][0].tolist()) for side in lengths}
-    else:
-        labels = {side: _numbers(model, keywords, length) for side, length in lengths.items()}
-    for side, length in lengths.items():
-        if len(labels[side]) != length:
-            raise ValueError(
-                f"tokens has {len(labels[side])} entries for the {side} and its maps have "
-                f"{length}: one text for each position is needed."
-            )
-    return labels
-
-
-def _numbers(model: nn.Module, keywords: Mapping[str, Any], length: int) -> list[str]:
-    grid = patch_grid(model, keywords, length)
-    if grid is None:
-        return [str(number) for number in range(1, length + 1)]
-    rows, columns, first = grid
-    special = ["[class]", *(f"[{number}]" for number in range(2, first + 1))][:first]
-    return special + [f"{row + 1},{column + 1}" for row in range(rows) for column in range(columns)]
-
-
-def _image(
-    model: nn.Module, keywords: Mapping[str, Any], layers: list[LayerMaps]
-) -> dict[str, Any] | None:
-    grid = patch_grid(model, keywords, layers[0].weights.shape[-1])
-    if grid is None:
-        return None
-    rows, columns, first = grid
-    source = picture(keywords["pixel_values"][0])
-    return {"rows": rows, "columns": columns, "first": first, "source": source}

@@ -87,7 +87,7 @@ function buildPanel(panel, role, arm, score, head) {
   const name = score.score === "hybrid" ? "hybrid: a dot product is added to this score" : score.score;
   panel.replaceChildren(
     make("div", { class: "bar" }, make("h2", { id: "score-title" }, "Score network"),
-      make("span", { class: "soft" }, `${data.arms[arm]} · ${name} · ${score.activation} · ${score.hidden.length ? "two hidden layers" : "one hidden layer"}`)),
+      make("span", { class: "soft" }, `${data.arms.length > 1 ? data.arms[arm] + " · " : ""}${name} · ${score.activation} · ${score.hidden.length ? "two hidden layers" : "one hidden layer"}`)),
     make("div", { class: "surface" },
       make("div", {}, fields, canvas, make("div", { class: "legend" }), make("p", { class: "soft" })),
       make("div", { class: "channels", tabindex: 0, role: "region", "aria-label": "Channels of the score network" }, channelTable(score, head, order))));
@@ -192,8 +192,12 @@ function drawSurface(panel, role, score, features, head, query, weights) {
   if (sameTokens) {
     const names = data.tokens[role.sides[x.side === "a" ? 0 : 1]];
     const largest = weights ? Math.max(...weights) : 0;
-    const few = x.values.length <= 32;
-    x.values.forEach((value, n) => {
+    const taken = []; // by labels; the tokens of most weight are named first
+    const order = [...x.values.keys()].sort((m, n) => (weights ? weights[points[x.side][n]] - weights[points[x.side][m]] : 0));
+    const free = (rect) => taken.every((other) => rect[0] > other[2] || rect[2] < other[0] || rect[1] > other[3] || rect[3] < other[1]);
+    context.font = style.font(12);
+    for (const n of order) {
+      const value = x.values[n];
       const token = points[x.side][n];
       const left = box.x + (box.w * (value - x.low)) / (x.high - x.low);
       const top = box.y + box.h - (box.h * (y.values[n] - y.low)) / (y.high - y.low);
@@ -205,19 +209,22 @@ function drawSurface(panel, role, score, features, head, query, weights) {
       context.lineWidth = 1.5;
       context.strokeStyle = token === query && role.sides[0] === role.sides[1] ? style.ring : style.ink;
       context.stroke();
-      if (few) {
-        const flip = left > box.x + 0.75 * box.w;
-        context.textAlign = flip ? "right" : "left";
-        context.textBaseline = "middle";
-        context.lineWidth = 3;
-        context.strokeStyle = style.paper;
-        const away = 7 + 5 * Math.sqrt(Math.max(0, weight));
-        const word = shorten(shown(names[token]), 12);
-        context.strokeText(word, left + (flip ? -away : away), top);
-        context.fillStyle = style.ink;
-        context.fillText(word, left + (flip ? -away : away), top);
-      }
-    });
+      const flip = left > box.x + 0.75 * box.w;
+      const away = 7 + 5 * Math.sqrt(Math.max(0, weight));
+      const word = shorten(shown(names[token]), 12);
+      const from = left + (flip ? -away : away), long = context.measureText(word).width;
+      const rect = [from - (flip ? long : 0), top - 7, from + (flip ? 0 : long), top + 7];
+      taken.push([left - away + 4, top - away + 4, left + away - 4, top + away - 4]);
+      if (taken.length > 60 || !free(rect)) continue;
+      taken.push(rect);
+      context.textAlign = flip ? "right" : "left";
+      context.textBaseline = "middle";
+      context.lineWidth = 3;
+      context.strokeStyle = style.paper;
+      context.strokeText(word, from, top);
+      context.fillStyle = style.ink;
+      context.fillText(word, from, top);
+    }
   }
   canvas.setAttribute("aria-label", `Score over ${title(x)} and ${title(y)}, from ${digits(low)} to ${digits(high)}`);
   const [legend, words] = [panel.querySelector(".legend"), panel.querySelector("p")];

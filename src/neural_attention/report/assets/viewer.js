@@ -41,7 +41,7 @@ function choice(fieldset, names, value, change) {
 async function showOverview() {
   const { layers, heads, name, maps } = role(), arm = state.arm;
   const most = Math.max(...heads);
-  $("heads").replaceChildren(make("tr", {}, make("td", {}, make("span", { class: "unseen" }, "layer")),
+  $("heads").replaceChildren(make("tr", {}, make("td", { class: "corner" }),
     ...Array.from({ length: most }, (_, head) => make("th", { scope: "col" }, make("span", { class: "unseen" }, "head "), String(head + 1)))));
   // A map of few heads needs no whole screen.
   $("heads").closest("table").style.width = `min(100%, ${2.2 + most * 9}rem)`;
@@ -99,7 +99,7 @@ async function showDetail() {
   // Two models on one scale.
   if (data.arms.length > 1) largest[0] = largest[1] = Math.max(largest[0], largest[1]);
   state.hover = null;
-  if (state.query === null || state.query >= role().size[0]) state.query = role().size[0] - 1;
+  if (state.query === null || state.query >= role().size[0]) state.query = isImage(role().sides[0]) ? 0 : role().size[0] - 1;
   $("detail").hidden = false;
   $("main").classList.add("open");
   $("detail-title").textContent = `${data.roles.length > 1 ? role().title + " · " : ""}Layer ${role().layers[state.layer]} · Head ${state.head + 1}`;
@@ -177,12 +177,13 @@ function drawMap(canvas) {
   context.strokeRect(box.x - 0.5, box.y - 0.5, box.w + 1, box.h + 1);
 
   const row = Math.floor(query() / block), column = state.hover?.key === undefined ? null : Math.floor(state.hover.key / block);
-  // The chosen row is lit: the others step back.
-  context.globalAlpha = state.hover ? 0.6 : 0.35;
-  context.fillStyle = style.paper;
-  context.fillRect(box.x, box.y, box.w, row * cell);
-  context.fillRect(box.x, box.y + (row + 1) * cell, box.w, box.h - (row + 1) * cell);
-  context.globalAlpha = 1;
+  if (state.hover) { // the row under the pointer is lit: the others step back
+    context.globalAlpha = 0.6;
+    context.fillStyle = style.paper;
+    context.fillRect(box.x, box.y, box.w, row * cell);
+    context.fillRect(box.x, box.y + (row + 1) * cell, box.w, box.h - (row + 1) * cell);
+    context.globalAlpha = 1;
+  }
   context.lineWidth = 2;
   context.strokeStyle = style.ring;
   context.strokeRect(box.x - 1, box.y + row * cell - 1, box.w + 2, Math.max(cell, 2) + 2);
@@ -246,6 +247,9 @@ function pin(number) {
   state.query = number;
   state.hover = null;
   drawAll();
+  // In view in the text, without moving the page.
+  const token = strips.queries.tokens[number], text = token.parentElement;
+  if (text.classList.contains("text")) text.scrollTop += token.getBoundingClientRect().top - text.getBoundingClientRect().top - text.clientHeight / 2;
 }
 
 // Tokens as text, or over the image.
@@ -301,7 +305,7 @@ function buildReading() {
   const queries = strip(from, true, from === to ? "Tokens: choose a query" : `${names[from]}: choose a query`);
   const keys = from === to ? queries : strip(to, false, names[to]);
   strips = { queries, keys };
-  const title = isImage(from) ? "Patches: bright ones have weight" : `${names[from]}: choose one to see what it attends to`;
+  const title = isImage(from) ? "Choose a patch: the brighter another, the more weight it has" : `${names[from]}: choose one to see what it attends to`;
   $("reading").replaceChildren(make("h3", {}, title), queries, ...(from === to ? [] : [make("h3", {}, `${names[to]}: shaded by weight`), keys]));
 }
 
@@ -309,11 +313,13 @@ function drawReading() {
   const arm = state.arm, signed = isSigned(arm), number = query();
   const weights = rowOf(arm, number);
   const most = Math.max(...weights.map(Math.abs));
+  // Over an image the brightest patch is the measure, not a token outside of it.
+  const mostSeen = isImage(role().sides[1]) ? Math.max(...weights.slice(data.image.first).map(Math.abs)) : most;
   strips.keys.tokens.forEach((element, key) => {
     const onImage = isImage(role().sides[1]) && key >= data.image.first;
     const rgb = colour(weights[key], most, signed);
-    if (onImage && !signed) element.style.background = `rgb(0 0 0 / ${0.82 * (1 - Math.sqrt(weights[key] / (most || 1)))})`;
-    else if (onImage) element.style.background = `rgb(${rgb.join(" ")} / ${0.85 * Math.sqrt(Math.abs(weights[key]) / (most || 1))})`;
+    if (onImage && !signed) element.style.background = `rgb(0 0 0 / ${0.82 * (1 - Math.sqrt(weights[key] / (mostSeen || 1)))})`;
+    else if (onImage) element.style.background = `rgb(${rgb.join(" ")} / ${0.85 * Math.sqrt(Math.abs(weights[key]) / (mostSeen || 1))})`;
     else {
       element.style.background = `rgb(${rgb.join(" ")})`;
       element.style.color = inkOn(rgb);
@@ -360,7 +366,7 @@ function notes() {
   const lines = ["Weights are kept in steps of 1/127 of the largest in their row."];
   for (const { title, maps } of data.roles) {
     const { block } = maps[maps.length - 1];
-    if (block > 1) lines.push(`${title}: to keep this file small, a cell of a map stands for ${block} × ${block} pairs and shows the largest weight among them. The list of strongest keys is exact to 1/32767.`);
+    if (block > 1) lines.push(`${title}: to keep this file small, a cell of a map stands for ${block} × ${block} pairs and shows the largest weight among them, and so does the shading of the tokens. The list of strongest keys is exact to 1/32767.`);
   }
   return lines;
 }
@@ -385,19 +391,20 @@ $("grid").onclick = (event) => {
   if (button) open(Number(button.dataset.layer), Number(button.dataset.head));
 };
 $("grid").onkeydown = (event) => {
-  const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+  const by = stepOf(event.key);
   if (!by) return;
   event.preventDefault();
   event.stopPropagation();
   move(...by);
   thumb().focus();
 };
-$("previous").onclick = () => move(0, -1);
-$("next").onclick = () => move(0, 1);
+const STEPS = { left: [0, -1], right: [0, 1], up: [-1, 0], down: [1, 0] };
+const stepOf = (key) => STEPS[key.replace("Arrow", "").toLowerCase()];
+for (const [name, by] of Object.entries(STEPS)) $(name).onclick = () => move(...by);
 $("close").onclick = closeDetail;
 document.onkeydown = (event) => {
   if (!state.open || event.altKey || event.ctrlKey || event.metaKey || event.target.matches("select, input, .channels")) return;
-  const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+  const by = stepOf(event.key);
   if (by) { event.preventDefault(); move(...by); }
 };
 document.addEventListener("keydown", (event) => { if (event.key === "Escape" && state.open) closeDetail(); });
