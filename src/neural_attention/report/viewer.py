@@ -89,6 +89,7 @@ def view(
         ValueError: no attention can be seen, more than one input, or two models whose maps differ
             in shape.
 
+    >>> import torch
     >>> import neural_attention as na
     >>> layer = na.NeuralAttention(32, 2)
     >>> na.view(layer, torch.randn(1, 4, 32), ["to", "be", "or", "not"]).save("maps.html").name

@@ -75,10 +75,10 @@ function buildPanel(panel, role, arm, score, head) {
   if (score.slopes) {
     const most = Math.max(...role.size) - 1;
     const range = make("input", { type: "range", min: -most, max: most, step: 1, value: 0 });
-    const word = make("span", {}, "Distance key − query: 0");
+    const word = make("span", {}, "Distance: 0");
     range.oninput = () => {
       surface.distance = Number(range.value);
-      word.textContent = `Distance key − query: ${range.value.replace("-", "−")}`;
+      word.textContent = `Distance: ${range.value.replace("-", "−")}`;
       panel.draw();
     };
     fields.append(make("label", {}, word, range));
@@ -230,7 +230,7 @@ function drawSurface(panel, role, score, features, head, query, weights) {
   const [legend, words] = [panel.querySelector(".legend"), panel.querySelector("p")];
   paintLegend(legend, "score", [digits(low), digits(high)], true);
   const who = chosen === null ? "the mean query" : `the query “${shown(data.tokens[role.sides[0]][score.queries[chosen]])}”`;
-  words.textContent = `How ${who} scores keys; all other channels are at their mean. ` + (sameTokens
+  words.textContent = `How ${who} scores keys${slopes ? ` ${Math.abs(surface.distance)} positions ${surface.distance > 0 ? "after" : "before"} it` : ""}; all other channels are at their mean. ` + (sameTokens
     ? `Points are ${points[x.side].length < data.tokens[role.sides[x.side === "a" ? 0 : 1]].length ? `${points[x.side].length} of the` : "the"} tokens${weights && x.side === "b" ? ", larger with more weight" : ""}.`
     : "Source and target have no points in common here.");
 }

@@ -363,7 +363,7 @@ function facts() {
 }
 
 function notes() {
-  const lines = ["Weights are kept in steps of 1/127 of the largest in their row."];
+  const lines = ["Tokens are shaded by their share of the largest weight of the query’s row. Weights are kept in steps of 1/127 of that weight."];
   for (const { title, maps } of data.roles) {
     const { block } = maps[maps.length - 1];
     if (block > 1) lines.push(`${title}: to keep this file small, a cell of a map stands for ${block} × ${block} pairs and shows the largest weight among them, and so does the shading of the tokens. The list of strongest keys is exact to 1/32767.`);
