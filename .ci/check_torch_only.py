@@ -40,6 +40,9 @@ layer(x, is_causal=True).sum().backward()
 assert x.grad is not None
 assert x.grad.isfinite().all()
 
+# A page of maps needs the style sheets and scripts that lie beside the modules.
+assert len(na.view(layer, x[:1]).html) > 40_000
+
 run = subprocess.run(
     [sys.executable, "-c", "import neural_attention as na; na.hf"], capture_output=True
 )

@@ -30,6 +30,7 @@ LAYERS = (
     ("layer_options", "folding", "attention_base", "attention", "multihead", "interop"),
     ("doctor",),
     ("models", "hf"),
+    ("report",),
     ("tasks",),
     ("compare",),
     ("bench",),

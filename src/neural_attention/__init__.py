@@ -1,7 +1,7 @@
 """Attention whose scores and projections are small neural networks, for PyTorch."""
 
 from importlib import import_module
-from types import ModuleType
+from typing import Any
 
 from .attention import NeuralAttention
 from .cache import KeyValueCache
@@ -21,8 +21,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
-    """``neural_attention.hf``, loaded when it is first used: it imports transformers."""
+def __getattr__(name: str) -> Any:
+    """What is loaded when it is first used: ``hf`` imports transformers, ``view`` is a page."""
     if name == "hf":
         return import_module(".hf", __name__)
+    if name == "view":
+        return import_module(".report.viewer", __name__).view
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

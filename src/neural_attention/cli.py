@@ -11,6 +11,7 @@ from typing import Any
 
 from neural_attention import __version__
 from neural_attention.bench.command import add_bench
+from neural_attention.report.command import add_view
 from neural_attention.tasks.registry import TASKS
 
 FIRST_STEPS = """\
@@ -103,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_compare(commands)
     _add_convert(commands)
+    add_view(commands)
     add_bench(commands)
     _add_doctor(commands)
     return parser
