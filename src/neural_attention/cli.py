@@ -115,6 +115,7 @@ def _add_compare(commands: Any) -> None:
     tasks = compare.add_subparsers(title="tasks", metavar="TASK", required=True, dest="task")
     for name in TASKS:
         _add_task(tasks, name)
+    _add_expressivity(tasks)
 
 
 def _add_task(tasks: Any, name: str) -> None:
@@ -156,6 +157,44 @@ def _add_task(tasks: Any, name: str) -> None:
     for option in TASKS[name].options:
         own.add_argument(option.flag, metavar=option.metavar, help=option.help)
     task.set_defaults(run=_compare)
+
+
+def _add_expressivity(tasks: Any) -> None:
+    expressivity = tasks.add_parser(
+        "expressivity",
+        help="what a dot product cannot express and a score network can",
+        description=(
+            "Fit dot products, score networks and both together to attention distributions, by "
+            "width, with equally many parameters. Needs no data."
+        ),
+    )
+    expressivity.add_argument(
+        "--preset", default="quick", help="smoke, quick (default, minutes) or laptop"
+    )
+    expressivity.add_argument(
+        "--out", default="expressivity", metavar="FOLDER", help="results (default: expressivity)"
+    )
+    expressivity.add_argument("--quiet", action="store_true", help="no progress")
+    expressivity.add_argument("--json", action="store_true", help="the result as JSON on stdout")
+    expressivity.set_defaults(run=_expressivity)
+
+
+def _expressivity(options: argparse.Namespace) -> int:
+    from neural_attention.compare.expressivity import compare_expressivity, print_expressivity
+    from neural_attention.compare.progress import Progress, progress_on
+
+    progress = Progress() if options.quiet else progress_on(sys.stderr)
+    try:
+        result = compare_expressivity(options.preset, options.out, progress.say)
+    finally:
+        progress.close()
+    if options.json:
+        json.dump(result, sys.stdout, indent=1)
+        print()
+    else:
+        print_expressivity(result, sys.stdout)
+        print(f"\nFiles: {options.out}/result.json, {options.out}/expressivity.png")
+    return 0
 
 
 def _add_convert(commands: Any) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -16,7 +13,15 @@ import torch
 
 from neural_attention.compare.curves import COLOURS
 from neural_attention.compare.statistics import mean_and_interval
-from neural_attention.tasks.expressivity import FEATURES, SCORES, cases, fit, rank_optimum, targets
+from neural_attention.tasks.expressivity import (
+    FEATURES,
+    SCORES,
+    Fit,
+    cases,
+    fit,
+    rank_optimum,
+    targets,
+)
 from neural_attention.tasks.json_files import write_json
 
 FORMAT = 1
@@ -44,7 +49,7 @@ class Preset:
 
 PRESETS = {
     "smoke": Preset(8, (2,), 2, 5, (0.03,)),
-    "quick": Preset(32, (1, 2, 4, 8, 16), 3, 400, (0.01, 0.05)),
+    "quick": Preset(32, (1, 2, 4, 8), 3, 200, (0.03, 0.1)),
     "laptop": Preset(64, (1, 2, 4, 8, 16, 32), 5, 1500, (0.01, 0.03, 0.1)),
 }
 
@@ -108,9 +113,16 @@ def compare_expressivity(
     return result
 
 
-def _numbers(one: Any) -> dict[str, Any]:
+def _numbers(one: Fit) -> dict[str, Any]:
     mean, low, high = mean_and_interval(one.kl)
-    return {"kl": mean, "low": low, "high": high, **asdict(one)} | {"kl": mean, "seeds": one.kl}
+    return {
+        "kl": mean,
+        "low": low,
+        "high": high,
+        "seeds": one.kl,
+        "parameters": one.parameters,
+        "learning_rate": one.learning_rate,
+    }
 
 
 def _of(target: dict[str, Any], score: str, features: str | None) -> list[dict[str, Any]]:
@@ -132,8 +144,7 @@ def _draw(result: dict[str, Any], path: Path) -> None:
             for colour, (score, kind) in zip(COLOURS, shown, strict=False):
                 points = _of(target, score, kind)
                 sizes = [point["size"] for point in points]
-                label = f"any {result['preset']['items']}-item table" if kind is None else score
-                label = "any dot product" if score == OPTIMUM else label
+                label = "any dot product" if score == OPTIMUM else score
                 style = ":" if score == OPTIMUM else "-"
                 axes.plot(sizes, [p["kl"] for p in points], style, color=colour, label=label)
                 if points and points[0]["low"] is not None:
@@ -174,39 +185,3 @@ def _print_row(label: str, points: list[dict[str, Any]], sizes: list[int], file:
     by_size = {point["size"]: point["kl"] for point in points}
     cells = [f"{by_size[size]:8.2g}" if size in by_size else f"{'-':>8}" for size in sizes]
     print(f"{label:30}" + "".join(cells), file=file)
-
-
-def add_expressivity(tasks: Any) -> None:
-    """``neural-attention compare expressivity``."""
-    parser = tasks.add_parser(
-        "expressivity",
-        help="what a dot product cannot express and a score network can",
-        description=(
-            "Fit dot products, score networks and both together to attention distributions, by "
-            "width, at equal parameters. Needs no data."
-        ),
-    )
-    parser.add_argument(
-        "--preset", default="quick", help="smoke, quick (default, minutes) or laptop"
-    )
-    parser.add_argument(
-        "--out", default="expressivity", metavar="FOLDER", help="results (default: expressivity)"
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.add_argument("--json", action="store_true", help="the result as JSON on stdout")
-    parser.set_defaults(run=run_expressivity)
-
-
-def run_expressivity(options: argparse.Namespace) -> int:
-    """Do what the command says."""
-    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # noqa: E731
-    result = compare_expressivity(
-        options.preset, options.out, (lambda line: None) if options.quiet else say
-    )
-    if options.json:
-        json.dump(result, sys.stdout, indent=1)
-        print()
-    else:
-        print_expressivity(result, sys.stdout)
-        print(f"\nFiles: {options.out}/result.json, {options.out}/expressivity.png")
-    return 0

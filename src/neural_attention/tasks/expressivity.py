@@ -47,7 +47,8 @@ class Target:
         Shifting rows adds r 1ᵀ. The rank is least where the ones are projected out: for every r,
         rank(L + r 1ᵀ) ≥ rank(L (I − 1 1ᵀ/n)), and the row means reach it.
         """
-        centred = self.log_p - self.log_p.mean(1, keepdim=True)
+        log_p = self.log_p.double()
+        centred = log_p - log_p.mean(1, keepdim=True)
         return int(torch.linalg.matrix_rank(centred, rtol=1e-9))
 
 
@@ -70,11 +71,11 @@ def targets(n: int) -> dict[str, Target]:
     vectors = torch.randn(n, 8, generator=generator, dtype=torch.float64)
     bilinear = torch.randn(8, 4, generator=generator, dtype=torch.float64)
     other = torch.randn(4, 8, generator=generator, dtype=torch.float64)
-    scalar = x[:, None]
+    scalar = 12**0.5 * x[:, None]  # a variance of about 1
     return {
         "order": Target("greater items", False, SHARPNESS * (ahead > 0), scalar),
         "nearest": Target(
-            "near items, by distance", False, -8 * SHARPNESS / n * ahead.abs(), scalar
+            "near items, by distance", False, -4 * SHARPNESS / n * ahead.abs(), scalar
         ),
         "window": Target(
             "the 2nd to 5th item ahead", False, SHARPNESS * ((ahead >= 2) & (ahead <= 5)), scalar
@@ -209,8 +210,7 @@ def _projections(
         dot = [_random((seeds, first, width), first) for _ in range(2)]
         dot += [_random((seeds, 1, width), first) for _ in range(2)]
     if channels:
-        network = [_random((seeds, first, channels), first) for _ in range(2)]
-        network += [_random((seeds, 1, channels), first), _random((seeds, channels), channels)]
+        network = _difference_pairs(seeds, first, channels)
     parameters += dot + network
 
     def scores(items: Tensor) -> Tensor:
@@ -225,6 +225,14 @@ def _projections(
         return total
 
     return scores
+
+
+def _difference_pairs(seeds: int, first: int, channels: int) -> list[Tensor]:
+    """Maps to a and b, bias, output weights: s = −Σ |P x_i − P x_j|, the library's own start."""
+    half = torch.randn(seeds, first, (channels + 1) // 2) / first**0.5
+    to_a = torch.stack([half, -half], -1).flatten(-2)[..., :channels]
+    values = [to_a, -to_a, torch.zeros(seeds, 1, channels), -torch.ones(seeds, channels)]
+    return [value.contiguous().requires_grad_() for value in values]
 
 
 def _random(shape: tuple[int, ...], fan_in: int) -> Tensor:
