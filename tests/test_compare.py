@@ -93,6 +93,12 @@ def test_an_arm_says_which_layers_have_it(name, layers):
     assert parse_arm(name).layers == layers
 
 
+def test_the_last_layer_is_counted_from_the_end():
+    assert parse_arm("neural+layers=first,last").layers_of(8) == [0, 7]
+    assert parse_arm("neural+layers=last").layers_of(1) == [0]
+    assert parse_arm("neural+layers=first").layers_of(8) == "first"
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -109,7 +115,8 @@ def test_an_arm_says_which_layers_have_it(name, layers):
         ("dot+width=8", "a dot product has none"),
         ("dot+slopes", "slopes are positions of a score network"),
         ("dot+projection=cubic", "unknown projection 'cubic'"),
-        ("neural+layers=last", "layers is 'last'"),
+        ("neural+layers=middle", "layers is 'middle'"),
+        ("neural+layers=-1", "layers is '-1'"),
         ("dot+feed_forward=4611686018427387904", "is '4611686018427387904', a whole number from 1"),
         ("neural+width=1048577", "from 1 to 1,048,576"),
         ("neural+hidden=99999999", "from 1 to 1,048,576"),

@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(FIRST_STEPS, end="")
         return 0
     try:
+        if getattr(options, "recipe", None) is not None:
+            options = _with_recipe(parser, options)
         return int(options.run(options))
     except ImportError as error:
         message = str(error)
@@ -128,6 +130,12 @@ def _add_task(tasks: Any, name: str) -> None:
         ),
     )
     task.add_argument(
+        "--recipe",
+        metavar="FILE",
+        help="a YAML file that gives options by name, such as arms and preset; those on the "
+        "command line come first",
+    )
+    task.add_argument(
         "--arms",
         nargs="+",
         metavar="ARM",
@@ -156,7 +164,17 @@ def _add_task(tasks: Any, name: str) -> None:
     own = task.add_argument_group("data and model")
     for option in TASKS[name].options:
         own.add_argument(option.flag, metavar=option.metavar, help=option.help)
-    task.set_defaults(run=_compare)
+    task.set_defaults(run=_compare, task_parser=task)
+
+
+def _with_recipe(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Any:
+    """The options again, with a recipe's values for those that the command does not give."""
+    from neural_attention.compare.recipes import read_recipe
+
+    options.task_parser.set_defaults(**read_recipe(options.recipe, options.task))
+    again = parser.parse_args(options.arguments)
+    again.arguments = options.arguments
+    return again
 
 
 def _add_expressivity(tasks: Any) -> None:

@@ -19,7 +19,7 @@ GRAMMAR = (
     "An arm is a score (dot, neural, hybrid, additive, or neural:PRESET with "
     f"{', '.join(PRESETS)}), then options joined by '+': positions ({', '.join(POSITIONS)}), "
     "width=N, hidden=N, bottleneck=N, activation=NAME, init=NAME, share_heads, "
-    f"projection={'|'.join(PROJECTIONS)}, kv_heads=N, layers=all|first|0,2, feed_forward=N. "
+    f"projection={'|'.join(PROJECTIONS)}, kv_heads=N, layers=all|first|last|0,2, feed_forward=N. "
     "Without a score it is a dot product: projection=mlp is dot+projection=mlp."
 )
 
@@ -40,7 +40,7 @@ class Arm:
         preset: name of a published score network, or None.
         positions: None for the score's own default.
         projection: kind of the query and key (karbevski: query) projections.
-        layers: ``"all"``, ``"first"`` or layer numbers.
+        layers: ``"all"``, ``"first"`` or layer numbers; those below 0 count from the end.
         network: keywords of the score network that differ from its defaults.
         feed_forward: width of the feed-forward layers, None for the model's.
         kv_heads: heads of keys and values, None for as many as query heads.
@@ -60,6 +60,12 @@ class Arm:
     def has_network(self) -> bool:
         """Whether its scores come from a score network, wholly or in part."""
         return self.score != "dot"
+
+    def layers_of(self, count: int) -> str | list[int]:
+        """Its layers in a model of ``count`` layers: ``"all"``, ``"first"`` or numbers from 0."""
+        if isinstance(self.layers, str):
+            return self.layers
+        return sorted({layer + count if layer < 0 else layer for layer in self.layers})
 
     def attention(self, head_dim: int) -> dict[str, Any]:
         """Keywords of :class:`neural_attention.NeuralAttention`, plain values.
@@ -203,12 +209,14 @@ def _projection(text: str, key: str, value: str) -> str:
 def _layers(text: str, key: str, value: str) -> str | tuple[int, ...]:
     if value in ("all", "first"):
         return value
-    numbers = value.split(",")
-    if not all(number.isascii() and number.isdigit() for number in numbers):
+    names = {"first": 0, "last": -1}
+    parts = value.split(",")
+    if not all(part in names or (part.isascii() and part.isdigit()) for part in parts):
         raise ValueError(
-            f"arm {text!r}: layers is {value!r}; it is all, first or numbers such as 0,2."
+            f"arm {text!r}: layers is {value!r}; it is all, first, last or numbers, or some of "
+            "them such as 0,2 or first,last."
         )
-    return tuple(sorted({int(number) for number in numbers}))
+    return tuple(sorted({names[part] if part in names else int(part) for part in parts}))
 
 
 _NETWORK_OPTIONS: dict[str, Callable[[str, str, str], Any]] = {

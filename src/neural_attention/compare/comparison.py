@@ -41,15 +41,16 @@ def spec_of(
 ) -> RunSpec:
     """The run of an arm at the first learning rate and seed 0; before there are data, a trial."""
     overrides = {"feed_forward": arm.feed_forward, "kv_heads": arm.kv_heads}
+    sizes = task.sizes(preset, data)
     schedule = ("batch_size", "steps", "warmup_steps", "weight_decay", "betas", "max_grad_norm",
                 "evaluations")  # fmt: skip
     return RunSpec(
         task=task.name,
         arm=arm.name,
         attention=arm.attention(task.head_dim(preset)),
-        layers=arm.layers if isinstance(arm.layers, str) else list(arm.layers),
+        layers=arm.layers_of(sizes["num_hidden_layers"]),
         overrides={name: value for name, value in overrides.items() if value is not None},
-        sizes=task.sizes(preset, data),
+        sizes=sizes,
         training={name: getattr(preset, name) for name in schedule} | task.training(preset),
         learning_rate=preset.learning_rates[0],
         seed=0,

@@ -258,7 +258,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def sizes(self, preset: Any, data: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Sizes that all arms share, ``intermediate_size`` of the feed-forward layers among them.
+        """Sizes that all arms share, ``intermediate_size`` and ``num_hidden_layers`` among them.
 
         Before there are data, with any that are like them.
         """
