@@ -47,7 +47,7 @@ def test_the_command_line_comes_before_the_recipe(tmp_path, capsys):
     [
         ("arms: [dot\n", "is not YAML"),
         ("- dot\n", "is no mapping"),
-        ("amrs: [dot]\n", "'amrs', which is no option of lm (did you mean arms?)"),
+        ("amrs: [dot]\n", "'amrs', no option of lm (did you mean arms?)"),
         ("arms: dot\n", "a list of arms is needed"),
         ("seeds: many\n", "'many' for seeds: a whole number is needed"),
         ("seeds: true\n", "True for seeds: a whole number is needed"),

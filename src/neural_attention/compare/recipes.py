@@ -56,8 +56,8 @@ def read_recipe(path: str, task: str) -> dict[str, Any]:
             close = get_close_matches(name, forms, 1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             raise ValueError(
-                f"the recipe {legible(path)} has {str(given)!r}, which is no option of {task}{hint};"
-                f" known are {', '.join(forms)}."
+                f"the recipe {legible(path)} has {str(given)!r}, no option of {task}{hint}; "
+                f"known are {', '.join(forms)}."
             )
         form, kind = forms[name]
         if not has_form(value, form):
