@@ -15,9 +15,9 @@ from neural_attention.compare.checkpoints import last_complete, mark_complete
 from neural_attention.compare.processes import JobFailed, Workers
 from neural_attention.compare.store import (
     changed_since,
+    form_of_test,
     read_or_set_aside,
     result_form,
-    tested_form,
     timing_form,
     write_spec,
     write_summary,
@@ -89,7 +89,7 @@ def test_a_value_of_another_form_is_told_from_one_that_fits(value, form):
     ("content", "form"),
     [
         (RESULT, result_form(SPEC, TASK)),
-        ({"score": SCORE, "key": SPEC.key}, tested_form(SPEC, TASK)),
+        ({"score": SCORE, "key": SPEC.key}, form_of_test(SPEC, TASK)),
         (TIMING, timing_form(SPEC)),
     ],
     ids=["result", "score", "timing"],
@@ -138,7 +138,7 @@ def test_numbers_that_cannot_be_are_damage(tmp_path, changes):
 
 @pytest.mark.parametrize("loss", [1e4, -3.0, 2.4])
 def test_a_test_score_whose_numbers_disagree_is_damage(loss):
-    form = tested_form(SPEC, TASK)
+    form = form_of_test(SPEC, TASK)
     assert has_form({"score": SCORE, "key": SPEC.key}, form)
     assert not has_form({"score": {**SCORE, "loss": loss}, "key": SPEC.key}, form)
 
@@ -146,7 +146,7 @@ def test_a_test_score_whose_numbers_disagree_is_damage(loss):
 def test_a_folder_where_a_file_must_be_is_set_aside(tmp_path):
     for _ in range(2):
         (tmp_path / "test.json").mkdir()
-        found, note = read_or_set_aside(tmp_path / "test.json", tested_form(SPEC, TASK))
+        found, note = read_or_set_aside(tmp_path / "test.json", form_of_test(SPEC, TASK))
         assert found is None
         assert "set aside" in note
         assert not (tmp_path / "test.json").exists()

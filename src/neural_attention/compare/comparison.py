@@ -18,9 +18,9 @@ from neural_attention.compare.processes import JobFailed, JobMistake, Workers
 from neural_attention.compare.progress import Progress
 from neural_attention.compare.store import (
     changed_since,
+    form_of_test,
     read_or_set_aside,
     result_form,
-    tested_form,
     timing_form,
     write_spec,
     write_summary,
@@ -181,7 +181,7 @@ class Comparison:
         if result is not None and (not is_chosen or result["diverged"]):
             return result
         if result is not None:
-            if self._read(folder / "test.json", tested_form(spec, self.task)) or is_complete(
+            if self._read(folder / "test.json", form_of_test(spec, self.task)) or is_complete(
                 folder / "model"
             ):
                 return result
@@ -254,7 +254,7 @@ class Comparison:
     def _test(self, spec: RunSpec) -> dict[str, Any] | None:
         """The test score, read once and kept."""
         folder = self._folder(spec)
-        kept = self._read(folder / "test.json", tested_form(spec, self.task))
+        kept = self._read(folder / "test.json", form_of_test(spec, self.task))
         if kept is None:
             try:
                 payload = {"spec": asdict(spec), "folder": str(folder)}

@@ -54,7 +54,7 @@ def result_form(spec: RunSpec, task: Task) -> object:
     return (whole, whole | {"validation": None, "diverged": True})
 
 
-def tested_form(spec: RunSpec, task: Task) -> object:
+def form_of_test(spec: RunSpec, task: Task) -> object:
     """The form of a run's ``test.json``."""
     return {"key": spec.key, "score": lambda score: task.is_score(score, "test")}
 
