@@ -92,8 +92,9 @@ def test_documents_of_a_mask_do_not_see_each_other(name, score):
 def test_documents_packed_into_a_decoder_do_not_see_each_other(name, score):
     family = FAMILIES[name]
     model, inputs = family.converted(**score), family.inputs(batch=1, length=12)
-    document = torch.tensor([0] * 5 + [1] * 7)
-    causal = torch.ones(12, 12, dtype=torch.bool).tril()
+    length = inputs["decoder_input_ids"].shape[1]
+    document = torch.tensor([0] * 5 + [1] * (length - 5))
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
     inputs["decoder_attention_mask"] = (causal & (document[:, None] == document))[None, None]
     before = logits(model, inputs)
     inputs["decoder_input_ids"] = inputs["decoder_input_ids"].clone()
