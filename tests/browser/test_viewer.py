@@ -129,9 +129,10 @@ def test_pages_are_accessible_and_fit_the_screen(
 
 def test_a_click_opens_a_map_and_its_numbers_are_the_models(pages, open_page):
     page = open_page(pages["one"])
-    assert page.locator(".thumb").count() == 12
+    expect(page.locator(".thumb")).to_have_count(12)
     page.get_by_role("button", name="Layer 2, head 3").click()
-    assert page.get_by_role("heading", name="Layer 2 · Head 3").is_visible()
+    expect(page.get_by_role("heading", name="Layer 2 · Head 3")).to_be_visible()
+    page.wait_for_selector("#strongest li")
     weights = collect_maps(stack(), {"": inputs()})[1].weights[2]
     tokens = page.locator("[role=option]")
     for query in (10, 4):
@@ -191,7 +192,7 @@ def test_everything_can_be_done_with_the_keyboard(pages, open_page):
     chosen(page, "The")
     assert heading.inner_text() == "Layer 1 · Head 3"  # arrows of tokens moved no head
     page.keyboard.press("Escape")
-    assert heading.is_hidden()
+    expect(heading).to_be_hidden()
     assert focused(page).startswith("Layer 1, head 3")
 
 
@@ -200,7 +201,7 @@ def test_two_models_stand_side_by_side_with_their_difference(pages, open_page):
     page.locator("#arms label", has_text="Difference").click()
     page.locator(".thumb").nth(6).click()
     page.wait_for_selector("#strongest li")
-    assert page.locator("#maps figcaption").all_inner_texts() == ["neural", "dot", "Difference"]
+    expect(page.locator("#maps figcaption")).to_have_text(["neural", "dot", "Difference"])
     first, second = (
         collect_maps(model, {"": inputs()})[1].weights[2] for model in (stack(), stack(score="dot"))
     )
@@ -219,8 +220,8 @@ def test_an_encoder_decoder_has_three_kinds_of_maps(pages, open_page):
         expect(page.locator(".thumb")).to_have_count(counts[name])
     page.locator(".thumb").first.click()
     page.wait_for_selector("#strongest li")
-    assert page.locator("[role=option]").count() == 5  # of the target
-    assert page.locator(".keys .token").count() == 4  # of the source
+    expect(page.locator("[role=option]")).to_have_count(5)  # of the target
+    expect(page.locator(".keys .token")).to_have_count(4)  # of the source
     assert "hybrid" in page.locator("#score").inner_text()
 
 
@@ -228,7 +229,9 @@ def test_heat_lies_over_the_patches_of_an_image(pages, open_page):
     page = open_page(pages["image"])
     page.locator(".thumb").first.click()
     patches = page.locator(".patches [role=option]")
-    assert patches.count() == 16
+    expect(patches).to_have_count(16)
+    page.wait_for_function("document.querySelector('.patches img').complete")
+    page.wait_for_selector("#strongest li")
     image = page.locator(".patches img").bounding_box()
     patch = patches.nth(5).bounding_box()
     assert abs(patch["x"] - image["x"] - image["width"] / 4) < 1
@@ -358,8 +361,8 @@ def test_print_leaves_out_controls_and_reduced_motion_moves_nothing(pages, open_
     page.locator(".thumb").first.click()
     page.wait_for_selector("#strongest li")
     page.emulate_media(media="print", color_scheme="dark")
-    assert page.locator("#arms").is_hidden()
-    assert page.locator("#maps canvas").first.is_visible()
+    expect(page.locator("#arms")).to_be_hidden()
+    expect(page.locator("#maps canvas").first).to_be_visible()
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert paper == "rgb(255, 255, 255)"
 
@@ -372,5 +375,5 @@ def test_a_notebook_shows_the_page_in_a_frame(browser, tmp_path):
     page.goto(path.as_uri())
     frame = page.frame_locator("iframe")
     frame.locator(".thumb").nth(2).click()
-    assert frame.locator("#detail-title").inner_text() == "Layer 1 · Head 3"
+    expect(frame.locator("#detail-title")).to_have_text("Layer 1 · Head 3")
     page.close()
