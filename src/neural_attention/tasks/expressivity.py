@@ -272,7 +272,7 @@ def _descend(
         optimizer.step()
         schedule.step()
     with torch.no_grad():
-        return _divergence(log_p, scores())
+        return _divergence(log_p, scores()).clamp_min(0)  # rounding can take it below
 
 
 def _divergence(log_p: Tensor, scores: Tensor) -> Tensor:
