@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
-from neural_attention.score import ScoreNetwork
+from neural_attention.observation import evaluating, recorded_features, score_owners
 
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
@@ -28,35 +27,14 @@ def dead_score_networks(
         The number of the layer, or its name where two have the same number, to heads; empty when
         all are alive.
     """
-    attentions = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(getattr(module, "score_network", None), ScoreNetwork)
-    }
-    features: dict[tuple[str, str], torch.Tensor] = {}
-    hooks = []
-    for name, module in attentions.items():
-        for side in ("query", "key"):
-
-            def keep(_: Any, __: Any, output: Any, key: tuple[str, str] = (name, side)) -> None:
-                features[key] = output
-
-            hooks.append(getattr(module.score_network, side).register_forward_hook(keep))
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model), recorded_features(model) as features:
         model(**inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        model.train(was_training)
-    dead = {}
-    for name, module in attentions.items():
-        network: Any = module.score_network
-        slopes: Any = getattr(module, "slopes", None)
-        heads = network.dead_heads(features[name, "query"], features[name, "key"], slopes)
+    owners, dead = score_owners(model), {}
+    for name, owner in owners.items():
+        seen, slopes = features[name], getattr(owner, "slopes", None)
+        heads = owner.score_network.dead_heads(seen["query"], seen["key"], slopes)
         if heads.any():
-            dead[_label(name, list(attentions))] = [int(head) for head in heads.nonzero().flatten()]
+            dead[_label(name, list(owners))] = [int(head) for head in heads.nonzero().flatten()]
     return dead
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..attention import NeuralAttention
 from ..multihead import MultiheadAttention
+from ..observation import evaluating, recorded_features, score_owners
 from ..score import ScoreNetwork
 
 # Fields of a transformers output, the role of their maps, and what these attend from and to.
@@ -72,8 +73,8 @@ def collect_maps(model: nn.Module, inputs: Mapping[str, Any]) -> list[LayerMaps]
     """
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(_evaluating(model))
-        features = stack.enter_context(_features(model))
+        stack.enter_context(evaluating(model))
+        features = stack.enter_context(recorded_features(model))
         if hasattr(model, "set_attn_implementation"):
             stack.enter_context(_eager(model))
             found = _of_transformers(model, inputs)
@@ -89,8 +90,10 @@ def collect_maps(model: nn.Module, inputs: Mapping[str, Any]) -> list[LayerMaps]
         raise ValueError(
             f"the maps are of {max(sizes)} inputs: the viewer shows one, a batch of size 1."
         )
+    owners = score_owners(model)
+    sites = {name: _score_site(owners[name], seen) for name, seen in features.items()}
     return [
-        LayerMaps(role, layer, weights[0].detach().float().cpu(), features.get(name))
+        LayerMaps(role, layer, weights[0].detach().float().cpu(), sites.get(name))
         for role, layer, weights, name in found
     ]
 
@@ -105,7 +108,7 @@ def _of_transformers(
         maps.pop("self", None)
     owners = {
         (_role(name) if "self" not in maps else "self", _number(name)): name
-        for name, _ in _score_owners(model)
+        for name in score_owners(model)
     }
     return [
         (role, layer, weights, owners.get((role, layer), ""))
@@ -147,13 +150,6 @@ def _of_layers(
     return [("self", layer, weights, name) for layer, (name, weights) in enumerate(maps.items())]
 
 
-def _score_owners(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Modules with a score network of their own, by name."""
-    for name, module in model.named_modules():
-        if isinstance(getattr(module, "score_network", None), ScoreNetwork):
-            yield name, module
-
-
 def _role(name: str) -> str:
     parts = name.split(".")
     if any("cross" in part or part == "encoder_attn" for part in parts):
@@ -165,57 +161,13 @@ def _number(name: str) -> int:
     return int(([part for part in name.split(".") if part.isdigit()] or ["0"])[-1])
 
 
-@dataclass
-class _Pair:
-    a: Tensor | None = None
-    b: Tensor | None = None
-
-
-@dataclass
-class _Features:
-    owners: dict[str, Any]
-    seen: dict[str, _Pair] = field(default_factory=dict)
-
-    def get(self, name: str) -> ScoreSite | None:
-        pair = self.seen.get(name)
-        if pair is None or pair.a is None or pair.b is None:
-            return None
-        owner = self.owners[name]
-        a, b = (x[0].detach().float().cpu() for x in (pair.a, pair.b))
-        b = b.repeat_interleave(a.shape[0] // b.shape[0], dim=0)
-        slopes = None if owner.slopes is None else owner.slopes.detach().float().cpu()
-        return ScoreSite(owner.score_network, owner.score, slopes, a, b)
-
-
-def _keep(pair: _Pair, side: str) -> Any:
-    def hook(layer: Any, args: Any, output: Any) -> None:
-        setattr(pair, side, output)
-
-    return hook
-
-
-@contextmanager
-def _features(model: nn.Module) -> Iterator[_Features]:
-    """What the first layers of the score networks give while the model runs."""
-    found = _Features(dict(_score_owners(model)))
-    with ExitStack() as stack:
-        for name, owner in found.owners.items():
-            pair = found.seen[name] = _Pair()
-            for side, layer in (("a", owner.score_network.query), ("b", owner.score_network.key)):
-                if layer is not None:  # not folded into the projection
-                    stack.callback(layer.register_forward_hook(_keep(pair, side)).remove)
-        yield found
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
+def _score_site(owner: Any, seen: Mapping[str, Tensor]) -> ScoreSite | None:
+    if "query" not in seen or "key" not in seen:
+        return None
+    a, b = (seen[side][0].detach().float().cpu() for side in ("query", "key"))
+    b = b.repeat_interleave(a.shape[0] // b.shape[0], dim=0)
+    slopes = None if owner.slopes is None else owner.slopes.detach().float().cpu()
+    return ScoreSite(owner.score_network, owner.score, slopes, a, b)
 
 
 @contextmanager
