@@ -42,10 +42,13 @@ def spec_content(**changes):
 
 def spec_of_arm(arm, seed=0, **overrides):
     """The run of a parsed arm, as far as building the model goes."""
-    layers = arm.layers if isinstance(arm.layers, str) else list(arm.layers)
     return RunSpec(
         **spec_content(
-            arm=arm.name, attention=arm.attention(8), layers=layers, seed=seed, overrides=overrides
+            arm=arm.name,
+            attention=arm.attention(8),
+            layers=arm.layers_of(SIZES["num_hidden_layers"]),
+            seed=seed,
+            overrides=overrides,
         )
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..tasks.figures import new_figure, quieten, save_figure
 from .cases import CASES, Shape
 from .methods import METHODS
 
@@ -53,19 +54,13 @@ def draw_result(result: dict[str, Any], folder: Path) -> list[Path]:
         figure = _figure(result, points)
         for form in _FORMATS:
             path = folder / f"{result['name']}{suffix}.{form}"
-            temporary = path.with_name(path.name + ".tmp")
-            figure.savefig(temporary, format=form)
-            temporary.replace(path)
+            save_figure(figure, path)
             written.append(path)
     return written
 
 
 def _figure(result: dict[str, Any], points: list[tuple[Shape, list[dict[str, Any]]]]) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 4.6), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(12, 4.6)
     lengths = [shape.keys for shape, _ in points]
     lines = dict.fromkeys((e["case"], e["method"]) for _, entries in points for e in entries)
     dashes = _dashes([case for case, _ in lines])
@@ -96,8 +91,7 @@ def _figure(result: dict[str, Any], points: list[tuple[Shape, list[dict[str, Any
         axes.set(xscale="log", yscale="log", xlabel="length n", ylabel=label)
         axes.set_xticks(lengths, [f"{n:,}" for n in lengths], rotation=60)
         axes.minorticks_off()
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        quieten(axes)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     shape, machine = points[0][0], result["machine"]

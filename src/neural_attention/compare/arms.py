@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from neural_attention.activations import resolve
 from neural_attention.presets import PRESETS, preset_settings
 from neural_attention.starting_values import INITS
+from neural_attention.tasks.wording import did_you_mean
 
 SCORES = ("dot", "neural", "hybrid", "additive")
 POSITIONS = ("rotary", "alibi", "slopes", "none")
@@ -236,5 +236,4 @@ _ARM_OPTIONS: dict[str, Callable[[str, str, str], Any]] = {
 
 def _suggestion(part: str) -> str:
     known = [*SCORES, *POSITIONS, "share_heads", *_NETWORK_OPTIONS, *_ARM_OPTIONS]
-    close = get_close_matches(part.partition("=")[0].partition(":")[0], known, 1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    return did_you_mean(part.partition("=")[0].partition(":")[0], known)

@@ -7,6 +7,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from neural_attention.tasks.figures import new_figure, quieten, save_figure
+
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and a dash pattern each.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", "-.", ":")
@@ -21,11 +23,7 @@ def draw_curves(summary: dict[str, Any], path: Path) -> None:
         summary: the content of ``result.json``; each arm has ``curves``, one list of points a seed.
         path: the PNG to write.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7, 4.2)
     axes = figure.add_subplot()
     for index, (name, arm) in enumerate(summary["arms"].items()):
         colour, dash = COLOURS[index % len(COLOURS)], _DASHES[index % len(_DASHES)]
@@ -37,16 +35,13 @@ def draw_curves(summary: dict[str, Any], path: Path) -> None:
     axes.set_xlabel("training steps")
     axes.set_ylabel(textwrap.fill(summary["protocol"]["curves"], 48), fontsize="small")
     axes.set_title(_title(summary), fontsize="small", parse_math=False)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    quieten(axes)
     if axes.lines:
         axes.legend(frameon=False)
-    temporary = path.with_name(path.name + ".tmp")
     with warnings.catch_warnings():
         # A data path may have letters that the font lacks: boxes in the title will do.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(temporary, format="png")
-    temporary.replace(path)
+        save_figure(figure, path)
 
 
 def _title(summary: dict[str, Any]) -> str:

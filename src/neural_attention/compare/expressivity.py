@@ -22,6 +22,7 @@ from neural_attention.tasks.expressivity import (
     rank_optimum,
     targets,
 )
+from neural_attention.tasks.figures import new_figure, quieten, save_figure
 from neural_attention.tasks.json_files import write_json
 
 FORMAT = 1
@@ -131,12 +132,8 @@ def _of(target: dict[str, Any], score: str, features: str | None) -> list[dict[s
 
 def _draw(result: dict[str, Any], path: Path) -> None:
     """One panel for each target and kind of features: KL over size."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     found = result["targets"]
-    figure = Figure(figsize=(9, 2 * len(found)), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9, 2 * len(found), dpi=130)
     grid = figure.subplots(len(found), len(FEATURES), sharex=True, squeeze=False)
     for row, (name, target) in zip(grid, found.items(), strict=True):
         for axes, features in zip(row, FEATURES, strict=True):
@@ -154,17 +151,14 @@ def _draw(result: dict[str, Any], path: Path) -> None:
             axes.set(xscale="log", yscale="log", ylim=(1e-6, 10))
             axes.set_xticks(result["preset"]["sizes"], result["preset"]["sizes"])
             axes.minorticks_off()
-            axes.grid(alpha=0.25)
-            axes.spines[["top", "right"]].set_visible(False)
+            quieten(axes)
             axes.set_title(f"{name}, {features}", fontsize="small")
         row[0].set_ylabel("KL, nats")
     for axes in grid[-1]:
         axes.set_xlabel("width or channels")
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    temporary = path.with_name(path.name + ".tmp")
-    figure.savefig(temporary, format="png")
-    temporary.replace(path)
+    save_figure(figure, path)
 
 
 def print_expressivity(result: dict[str, Any], file: IO[str]) -> None:

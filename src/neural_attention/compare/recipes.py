@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from neural_attention.tasks.json_files import NUMBER, has_form
 from neural_attention.tasks.registry import TASKS
-from neural_attention.tasks.wording import legible
+from neural_attention.tasks.wording import did_you_mean, legible
 
 _FORMS: dict[str, tuple[object, str]] = {
     "task": (str, "the name of a task"),
@@ -53,8 +52,7 @@ def read_recipe(path: str, task: str) -> dict[str, Any]:
     for given, value in content.items():
         name = str(given).replace("-", "_")
         if name not in forms:
-            close = get_close_matches(name, forms, 1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
+            hint = did_you_mean(name, forms)
             raise ValueError(
                 f"the recipe {legible(path)} has {str(given)!r}, no option of {task}{hint}; "
                 f"known are {', '.join(forms)}."

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from neural_attention.tasks.language_modelling import perplexity
 from neural_attention.tasks.task import Measure
 from neural_attention.tasks.wording import counted, magnitude
-
-_LARGEST_EXPONENT = 700
 
 
 @dataclass(frozen=True)
@@ -32,15 +31,19 @@ class Paired:
     seeds: int
 
     @property
+    def _no_difference(self) -> int:
+        return 1 if self.kind == "ratio" else 0
+
+    @property
     def is_told_apart(self) -> bool:
         """Whether the interval leaves out "no difference"."""
-        same = 1 if self.kind == "ratio" else 0
-        return self.low is not None and self.high is not None and not self.low <= same <= self.high
+        if self.low is None or self.high is None:
+            return False
+        return not self.low <= self._no_difference <= self.high
 
     def is_better(self, measure: Measure) -> bool:
         """Whether the first arm has the better mean."""
-        same = 1 if self.kind == "ratio" else 0
-        return (self.value < same) == measure.is_better_lower
+        return (self.value < self._no_difference) == measure.is_better_lower
 
 
 def mean_of(values: Sequence[float], measure: Measure) -> float:
@@ -52,7 +55,8 @@ def mean_of(values: Sequence[float], measure: Measure) -> float:
     """
     if measure.comparison == "difference":
         return sum(values) / len(values)
-    return _exp(sum(_log(value) for value in values) / len(values))
+    # exp of a mean, infinite where a float cannot hold it.
+    return perplexity(sum(_log(value) for value in values) / len(values))
 
 
 def compare_pairs(values: Sequence[float], reference: Sequence[float], measure: Measure) -> Paired:
@@ -84,7 +88,7 @@ def compare_pairs(values: Sequence[float], reference: Sequence[float], measure: 
     differences = [x - other for x, other in zip(values, reference, strict=True)]
     numbers = mean_and_interval(differences)
     if is_ratio:
-        numbers = tuple(None if x is None else _exp(x) for x in numbers)  # type: ignore[assignment]
+        numbers = tuple(None if x is None else perplexity(x) for x in numbers)  # type: ignore[assignment]
     mean, low, high = numbers
     return Paired(measure.comparison, mean, low, high, len(differences))
 
@@ -177,10 +181,6 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None, flo
     variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
     half = float(stats.t.ppf(0.975, len(values) - 1)) * math.sqrt(variance / len(values))
     return mean, mean - half, mean + half
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < _LARGEST_EXPONENT else math.inf
 
 
 def _log(value: float) -> float:

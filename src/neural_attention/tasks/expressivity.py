@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ class Target:
     Attributes:
         about: what is attended to, in words.
         is_control: whether a narrow dot product suffices.
-        log_p: log P* up to a number for each row, (n, n).
+        log_p: log P* up to a number for each row, (n, n), float64.
         features: what is known of an item, (n, F).
     """
 
@@ -47,8 +46,7 @@ class Target:
         Shifting rows adds r 1ᵀ. The rank is least where the ones are projected out: for every r,
         rank(L + r 1ᵀ) ≥ rank(L (I − 1 1ᵀ/n)), and the row means reach it.
         """
-        log_p = self.log_p.double()
-        centred = log_p - log_p.mean(1, keepdim=True)
+        centred = self.log_p - self.log_p.mean(1, keepdim=True)
         return int(torch.linalg.matrix_rank(centred, rtol=1e-9))
 
 
@@ -64,7 +62,7 @@ def targets(n: int) -> dict[str, Target]:
     x = place / n - 0.5
     ahead = place[None, :] - place[:, None]  # j − i
     bits = (place.long()[:, None] >> torch.arange(n.bit_length() - 1)) & 1
-    odd = (bits[:, None] + bits).sum(-1) % 2
+    odd = ((bits[:, None] + bits).sum(-1) % 2).double()
     kinds = n // 4
     symbol = place.long() % kinds
     generator = torch.Generator().manual_seed(0)
@@ -73,12 +71,15 @@ def targets(n: int) -> dict[str, Target]:
     other = torch.randn(4, 8, generator=generator, dtype=torch.float64)
     scalar = 12**0.5 * x[:, None]  # a variance of about 1
     return {
-        "order": Target("greater items", False, SHARPNESS * (ahead > 0), scalar),
+        "order": Target("greater items", False, SHARPNESS * (ahead > 0).double(), scalar),
         "nearest": Target(
             "near items, by distance", False, -4 * SHARPNESS / n * ahead.abs(), scalar
         ),
         "window": Target(
-            "the 2nd to 5th item ahead", False, SHARPNESS * ((ahead >= 2) & (ahead <= 5)), scalar
+            "the 2nd to 5th item ahead",
+            False,
+            SHARPNESS * ((ahead >= 2) & (ahead <= 5)).double(),
+            scalar,
         ),
         "max": Target(
             "where the greater of both is great",
@@ -95,7 +96,7 @@ def targets(n: int) -> dict[str, Target]:
         "equality": Target(
             "items of the same symbol",
             True,
-            SHARPNESS * (symbol[:, None] == symbol),
+            SHARPNESS * (symbol[:, None] == symbol).double(),
             torch.nn.functional.one_hot(symbol, kinds).double(),
         ),
         "bilinear": Target(
@@ -162,10 +163,9 @@ def fit(
     width = size - channels
 
     def build() -> tuple[list[Tensor], Callable[[], Tensor]]:
-        parameters, items = _items(target, features, seeds)
-        first = items.shape[-1] if isinstance(items, Tensor) else HIDDEN
-        project = _projections(parameters, first, channels, width, seeds, score)
-        return parameters, lambda: project(items if isinstance(items, Tensor) else items())
+        parameters, items, first = _items(target, features, seeds)
+        project = _projections(parameters, first, channels, width, seeds)
+        return parameters, lambda: project(items())
 
     return _best(target, build, seeds, steps, learning_rates)
 
@@ -187,22 +187,24 @@ def rank_optimum(
     return _best(target, build, seeds, steps, learning_rates)
 
 
-def _items(target: Target, features: str, seeds: int) -> tuple[list[Tensor], Any]:
-    """Parameters, and the items' features or what computes them: (seeds, n, F)."""
+def _items(
+    target: Target, features: str, seeds: int
+) -> tuple[list[Tensor], Callable[[], Tensor], int]:
+    """Parameters, what computes the items' features, (seeds, n, F), and F."""
     n, known = target.features.shape
     raw = target.features.float().expand(seeds, n, known)
     if features == "raw":
-        return [], raw
+        return [], lambda: raw, known
     if features == "embedding":
         table = torch.randn(seeds, n, EMBEDDING, requires_grad=True)
-        return [table], table
+        return [table], lambda: table, EMBEDDING
     weight = _random((seeds, known, HIDDEN), known)
     bias = _random((seeds, 1, HIDDEN), known)
-    return [weight, bias], lambda: torch.nn.functional.gelu(raw @ weight + bias)
+    return [weight, bias], lambda: torch.nn.functional.gelu(raw @ weight + bias), HIDDEN
 
 
 def _projections(
-    parameters: list[Tensor], first: int, channels: int, width: int, seeds: int, score: str
+    parameters: list[Tensor], first: int, channels: int, width: int, seeds: int
 ) -> Callable[[Tensor], Tensor]:
     """Scores of items, (seeds, n, F) to (seeds, n, n); what they learn joins ``parameters``."""
     dot, network = [], []

@@ -12,6 +12,7 @@ from typing import Any
 
 NUMBER = (int, float)
 _WHOLE_NUMBERS_END = 1 << 63
+_LARGEST_AMOUNT = 1e18
 
 
 def write_json(path: Path, content: object) -> None:
@@ -22,9 +23,6 @@ def write_json(path: Path, content: object) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-
-
-LARGEST_AMOUNT = 1e18
 
 
 def read_json(path: Path, form: object) -> Any | None:
@@ -102,7 +100,7 @@ def has_form(value: object, form: object) -> bool:
 
 def is_amount(value: object) -> bool:
     """Whether it is a number of something, such as bytes or seconds, of which sums are finite."""
-    return has_form(value, NUMBER) and 0 <= value <= LARGEST_AMOUNT  # type: ignore[operator]
+    return has_form(value, NUMBER) and 0 <= value <= _LARGEST_AMOUNT  # type: ignore[operator]
 
 
 def is_count(value: object) -> bool:

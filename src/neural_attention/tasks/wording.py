@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 
 
@@ -23,6 +25,16 @@ def magnitude(value: float, digits: int) -> str:
     if value >= 1e6 or 0 < value < 0.1**digits / 2:
         return f"{value:.1e}"
     return f"{value:,.{digits}f}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint at the known word that is most like a mistyped one, to stand behind it; or nothing.
+
+    >>> did_you_mean("nueral", ["dot", "neural"]), did_you_mean("xyz", ["dot", "neural"])
+    (' (did you mean neural?)', '')
+    """
+    close = get_close_matches(word, known, 1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def legible(path: str | Path) -> str:
