@@ -41,6 +41,8 @@ RESULT = {
     "learning_rate": 1e-3,
     "seed": 0,
     "diverged": False,
+    "divergence": None,
+    "steps": 3,
     "validation": SCORE,
     "parameters": 100,
     "speed": None,

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from neural_attention.compare.execution import Execution
 from neural_attention.compare.presets import choose_preset
 from neural_attention.compare.progress import progress_on
 from neural_attention.compare.statistics import statement
@@ -33,6 +34,8 @@ def result(seed: int, loss: float) -> dict:
         "seed": seed,
         "learning_rate": 3e-3,
         "diverged": False,
+        "divergence": None,
+        "steps": 12,
         "validation": score,
         "test": score,
         "parameters": 100,
@@ -71,6 +74,7 @@ def summary_of(tmp_path, **losses: list[float]) -> dict:
             notes=[],
             failures=[],
             root=tmp_path,
+            execution=Execution(),
         )
     )
 

@@ -42,6 +42,7 @@ LAYERS = (
     ("tasks",),
     ("compare",),
     ("bench",),
+    ("cli_compare",),
     ("cli",),
     ("__main__",),
 )

@@ -48,6 +48,11 @@ class Preset:
         weight_decay: of weight matrices; not of biases, norms, slopes and ALiBi's slopes.
         betas: of AdamW.
         max_grad_norm: the gradient is clipped to this norm.
+        accumulation: parts into which a step's examples are cut, one after the other.
+        bf16: whether training computes in bfloat16 where torch's autocast does; parameters stay in
+            float32, and scores are taken in float32.
+        patience: stop after so many points of the curve without a better one, and keep the best
+            weights; None to do all steps and keep the last.
     """
 
     purpose: str
@@ -60,6 +65,9 @@ class Preset:
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = 1.0
+    accumulation: int = 1
+    bf16: bool = False
+    patience: int | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ class RunSpec:
         seed: of initial values, data order and dropout.
         data: the description of the prepared data.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
-        environment: versions and number of threads.
+        environment: versions, and how many threads and processes work at the run.
     """
 
     task: str
