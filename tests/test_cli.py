@@ -54,7 +54,9 @@ def test_help_names_every_option(capsys):
     [
         (["compare"], "required"),
         (["compare", "vision"], "invalid choice"),
-        (["train"], "invalid choice"),
+        (["trane"], "invalid choice"),
+        (["train"], "TASK"),
+        (["train", "lm"], "ARM"),
         ([*LM, "--seeds", "many"], "invalid int"),
         ([*LM, "--speed"], "unrecognized"),
     ],

@@ -45,6 +45,14 @@ def sentence_of(arms, reference, steps):
         ("additive", {"score": "additive", "projection": "linear"}),
         ("projection=mlp", {"score": "dot", "projection": "mlp"}),
         (
+            "projection=mlp:qkv+no_layer_norm",
+            {
+                "score": "dot",
+                "projection": {"q": "mlp", "k": "mlp", "v": "mlp"},
+                "projection_options": {"layer_norm": False},
+            },
+        ),
+        (
             "alibi+projection=residual",
             {"score": "dot", "projection": "residual", "positions": "alibi"},
         ),
@@ -115,6 +123,11 @@ def test_the_last_layer_is_counted_from_the_end():
         ("dot+width=8", "a dot product has none"),
         ("dot+slopes", "slopes are positions of a score network"),
         ("dot+projection=cubic", "unknown projection 'cubic'"),
+        ("dot+projection=mlp:qx", "the places of a projection are 'qx'"),
+        ("dot+projection=mlp:qq", "the places of a projection are 'qq'"),
+        ("dot+projection=mlp:", "the places of a projection are ''"),
+        ("neural+roles=encoder,self", "roles is 'encoder,self'; it is some of encoder, decoder"),
+        ("hybrid+start=zero", "start is 'zero'; it is preserve or random"),
         ("neural+layers=middle", "layers is 'middle'"),
         ("neural+layers=-1", "layers is '-1'"),
         ("dot+feed_forward=4611686018427387904", "is '4611686018427387904', a whole number from 1"),

@@ -438,10 +438,10 @@ def test_damaged_tokens_are_made_again_and_fit_the_runs_there_are(copied):
 
 def test_a_run_that_is_trained_anew_says_why_once(copied, monkeypatch):
     _, folder, _ = copied
-    from neural_attention.compare import comparison
+    from neural_attention.compare import execution
 
-    there = comparison.thread_count()
-    monkeypatch.setattr(comparison, "thread_count", lambda: there + 1)
+    there = execution.thread_count()
+    monkeypatch.setattr(execution, "thread_count", lambda: there + 1)
     _, said = again(folder)
     told = [line for line in said if "trained again, since" in line]
     assert len(told) == 1

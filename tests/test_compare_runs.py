@@ -29,7 +29,8 @@ def test_a_job_that_crashes_is_told_apart_from_a_mistake():
     with pytest.raises(JobFailed, match="KeyError"):
         workers.run("train", {}, lambda message: None)
     bad = {
-        "specs": [spec_content(attention={"score": "dot", "projection": "mlp", "bias": 3, "x": 1})]
+        "specs": [spec_content(attention={"score": "dot", "projection": "mlp", "bias": 3, "x": 1})],
+        "control": False,
     }
     with pytest.raises(JobMistake, match="arm 'odd'"):
         workers.run("count", bad, lambda message: None)
@@ -38,7 +39,7 @@ def test_a_job_that_crashes_is_told_apart_from_a_mistake():
 def test_a_crash_is_told_in_one_line_and_kept_at_length():
     with pytest.raises(JobFailed) as failed:
         Workers("cpu").run("train", {}, lambda message: None)
-    assert failed.value.why == "KeyError: 'folder'"
+    assert failed.value.why == "KeyError: 'spec'"
     assert failed.value.details.startswith("Traceback")
 
 

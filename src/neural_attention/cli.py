@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -56,6 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # As stderr does: a letter that the terminal lacks must not cost the rest.
         sys.stdout.reconfigure(errors="backslashreplace")
+    # Read when transformers is imported, which no command has done yet: its bars and advice are
+    # not about what was asked.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     parser = _parser()
     try:
         options = parser.parse_args(arguments)

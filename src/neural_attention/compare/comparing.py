@@ -157,7 +157,9 @@ def fit_arms(
     # Parameters are compared with one another, so any vocabulary will do before there is one.
     specs = [spec_of(task, arm, preset, None, workers.device, {}) for arm in arms]
     try:
-        found = workers.run("count", {"specs": [asdict(spec) for spec in specs]}, ignore)
+        found = workers.run(
+            "count", {"specs": [asdict(spec) for spec in specs], "control": control}, ignore
+        )
     except JobFailed as failure:
         raise ChildProcessError(f"the arms cannot be built: {failure.why}") from failure
     notes = list(found["notes"])

@@ -41,8 +41,19 @@ def spec_of(
     device: str,
     environment: dict[str, Any],
 ) -> RunSpec:
-    """The run of an arm at the first learning rate and seed 0; before there are data, a trial."""
-    overrides = {"feed_forward": arm.feed_forward, "kv_heads": arm.kv_heads}
+    """The run of an arm at the first learning rate and seed 0; before there are data, a trial.
+
+    Raises:
+        ValueError: the arm has options that are for converted models, and the task has none.
+    """
+    overrides: dict[str, Any] = {"feed_forward": arm.feed_forward, "kv_heads": arm.kv_heads}
+    conversion = {"roles": None if arm.roles is None else list(arm.roles), "start": arm.start}
+    if not task.converts and any(conversion.values()):
+        raise ValueError(
+            f"arm {arm.name!r}: roles and start are for tasks that convert models of transformers, "
+            f"and {task.name} builds its own."
+        )
+    overrides |= conversion
     sizes = task.sizes(preset, data)
     schedule = ("batch_size", "steps", "warmup_steps", "weight_decay", "betas", "max_grad_norm",
                 "evaluations", "accumulation", "bf16", "patience")  # fmt: skip

@@ -41,7 +41,6 @@ def _view(options: argparse.Namespace) -> int:
     out = Path(options.out).expanduser()
     if out.is_dir() or not options.out.strip():
         raise ValueError(f"{options.out!r} is a folder: name a file with --out, such as maps.html.")
-    _quieten()
     asked = {name: getattr(options, name) for name in ("text", "image", "source", "target")}
     first = load(options.model, **asked, tokenizer=options.tokenizer)
     title, against = f"Attention of {_name(options.model)}", None
@@ -73,12 +72,3 @@ def _same(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return first.keys() == second.keys() and all(
         torch.equal(first[name], second[name]) for name in first
     )
-
-
-def _quieten() -> None:
-    """Transformers' own progress and advice, which are not about the maps."""
-    from .loading import import_transformers
-
-    logging = import_transformers().utils.logging
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
