@@ -215,11 +215,12 @@ def wait_for_checkpoint(process: subprocess.Popen, folder: Path) -> Path:
 def numbers_of(folder: Path) -> dict:
     (path,) = folder.glob("runs/dot*/result.json")
     result = json.loads(path.read_text())
-    kept = ("validation", "curve", "data_order_sha256", "diverged", "parameters")
+    kept = ("validation", "data_order_sha256", "diverged", "parameters")
     losses = [(point["step"], point["loss"]) for point in result["training_curve"]]
     return {
         **{name: result[name] for name in kept},
         "losses": losses,
+        "curve": [(point["step"], point["validation_loss"]) for point in result["curve"]],
         "from": result["resumed_from"],
     }
 

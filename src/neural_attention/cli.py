@@ -13,7 +13,7 @@ from typing import Any
 from neural_attention import __version__
 from neural_attention.bench.command import add_bench
 from neural_attention.cli_compare import add_compare, add_train, complain, with_recipe
-from neural_attention.report.command import add_view
+from neural_attention.report.command import add_report, add_view
 
 FIRST_STEPS = """\
 Attention whose scores and projections are small neural networks.
@@ -24,6 +24,11 @@ Compare it with dot-product attention, on your own machine:
   neural-attention compare lm --preset smoke           the same in seconds, to see that it works
   neural-attention compare lm --data book.txt --seeds 3
   neural-attention compare lm --help                   all options
+
+Look at what came of it, in a browser; and at a model's attention:
+
+  neural-attention report comparison
+  neural-attention view comparison/runs/RUN/model --text "To be, or not to be"
 
 Measure its speed; see what this machine has, and what is missing:
 
@@ -108,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     add_compare(commands)
     add_train(commands)
     _add_convert(commands)
+    add_report(commands)
     add_view(commands)
     add_bench(commands)
     _add_doctor(commands)

@@ -85,6 +85,8 @@ class Comparison:
         device: where the runs work.
         root: folder of results, whose lock the caller holds.
         execution: how runs are carried out.
+        preset_name: the preset's.
+        command: what does it again, for a shell.
         workers: what starts the jobs.
         progress: what is told meanwhile.
         notes: what was noticed so far.
@@ -100,6 +102,8 @@ class Comparison:
     device: str
     root: Path
     execution: Execution
+    preset_name: str
+    command: str
     workers: Workers | InThisProcess
     progress: Progress
     notes: list[str]
@@ -163,6 +167,8 @@ class Comparison:
                 failures=self.failures,
                 root=self.root,
                 execution=self.execution,
+                preset_name=self.preset_name,
+                command=self.command,
             )
         )
         note = write_summary(self.root, summary)
