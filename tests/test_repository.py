@@ -26,7 +26,7 @@ LAYERS = (
     ("ops", "validation"),
     ("functional",),
     ("headwise", "presets", "starting_values", "score", "projection"),
-    ("rotary", "position_slopes", "sdpa", "cache"),
+    ("rotary", "position_slopes", "grid_positions", "sdpa", "cache"),
     (
         "layer_options",
         "folding",
