@@ -50,8 +50,9 @@ RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 OUTSIDE_THE_LAYERS = ("__init__", "testing")
 
 OPTIONAL = (
-    "accelerate", "datasets", "matplotlib", "numpy", "pandas", "psutil", "rich", "safetensors",
-    "scipy", "tokenizers", "transformers", "triton", "yaml",
+    "PIL", "accelerate", "datasets", "matplotlib", "numpy", "pandas", "psutil", "rich",
+    "safetensors", "scipy", "sklearn", "tokenizers", "torchvision", "transformers", "triton",
+    "yaml",
 )  # fmt: skip
 
 
