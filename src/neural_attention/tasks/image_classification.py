@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -109,13 +111,27 @@ class TrainingImages(TrainingSet):
         pixels = resized(image, image.shape[0] if self.is_cut_first else self.size)
         if self.augment is not None:
             seed = np.random.SeedSequence([self.seed, index]).generate_state(1, np.uint64)
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(int(seed[0]))
+            with _drawing_from(int(seed[0])):
                 pixels = self.augment(pixels)
         return {
             "pixel_values": normalised(pixels),
             "labels": torch.tensor(self.part.labels[which]),
         }
+
+
+@contextmanager
+def _drawing_from(seed: int) -> Iterator[None]:
+    """Start the CPU's generator, which torchvision draws from, at a seed; then go on as before.
+
+    Not torch.manual_seed, which visits the generators of all devices at every image.
+    """
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
 
 
 @torch.no_grad()

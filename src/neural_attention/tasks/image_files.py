@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,18 +41,17 @@ class _File:
     name: str
     content: Path | Callable[[], Any]
 
-    def open(self) -> Any:
-        """The image, of which only the header is read."""
+    @contextmanager
+    def opened(self) -> Iterator[Any]:
+        """The image; whatever goes wrong with it inside is told with its name."""
         image_module = _pillow()
         try:
-            return image_module.open(
-                self.content if isinstance(self.content, Path) else io.BytesIO(self.content())
-            )
-        except _cannot_be_read() as error:
-            raise self.unreadable(error) from error
-
-    def unreadable(self, error: Exception) -> ValueError:
-        return ValueError(f"{self.name} is not an image that can be read: {error}.")
+            place = self.content if isinstance(self.content, Path) else io.BytesIO(self.content())
+            with image_module.open(place) as image:
+                yield image
+        # Pillow raises the others for some damaged files, and for some that are too large.
+        except (OSError, SyntaxError, ValueError, image_module.DecompressionBombError) as error:
+            raise ValueError(f"{self.name} is not an image that can be read: {error}.") from error
 
 
 def from_folder(folder: Path, size: int) -> Found:
@@ -214,14 +214,13 @@ def _decode(
     sizes: set[tuple[int, int]] = set()
     kinds: dict[str, str] = {}
     for file in (file for part in files.values() for file in part):
-        with file.open() as image:
-            if image.mode.startswith(_DEEP):
-                raise ValueError(
-                    f"{file.name} has more than 8 bits a channel ({image.mode}): convert it to 8."
-                )
-            kinds.setdefault("L" if image.mode in _GREY else "RGB", file.name)
+        with file.opened() as image:
+            mode, side = image.mode, image.size
             turned = image.getexif().get(_ORIENTATION) in _TURNED_ASIDE
-            sizes.add(image.size[::-1] if turned else image.size)
+        if mode.startswith(_DEEP):
+            raise ValueError(f"{file.name} has more than 8 bits a channel ({mode}): convert it.")
+        kinds.setdefault("L" if mode in _GREY else "RGB", file.name)
+        sizes.add(side[::-1] if turned else side)
     if len(kinds) > 1:
         raise ValueError(
             f"{source} has grey images and colour images, such as {kinds['L']} and {kinds['RGB']}: "
@@ -254,11 +253,8 @@ def _pixels(file: _File, kind: str, size: tuple[int, int]) -> np.ndarray:
     """``(height, width, channels)``, upright."""
     from PIL import ImageOps
 
-    with file.open() as image:
-        try:
-            upright = ImageOps.exif_transpose(image).convert(kind)
-        except _cannot_be_read() as error:
-            raise file.unreadable(error) from error
+    with file.opened() as image:
+        upright = ImageOps.exif_transpose(image).convert(kind)
         if upright.size != size:
             upright = upright.resize(size, _pillow().Resampling.BICUBIC)
         pixels = np.asarray(upright)
@@ -283,8 +279,3 @@ def _pillow() -> Any:
     except ImportError as error:
         raise ImportError(f"image files are read by Pillow: {EXTRA}") from error
     return Image
-
-
-def _cannot_be_read() -> tuple[type[Exception], ...]:
-    # Pillow raises SyntaxError for some damaged PNG files.
-    return (OSError, SyntaxError, ValueError, _pillow().DecompressionBombError)

@@ -126,7 +126,7 @@ PRESETS: Mapping[str, ImagePreset] = MappingProxyType(
             learning_rates=(5e-4, 1e-3, 2e-3),
             seeds=3,
             evaluations=20,
-            curve_images=1024,
+            curve_images=512,
             data="uoft-cs/cifar10",
         ),
         "paper": ImagePreset(
