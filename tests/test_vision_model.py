@@ -9,8 +9,15 @@ import torch
 
 pytest.importorskip("transformers")
 
-from transformers import AutoConfig, AutoModelForImageClassification, Trainer, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    Trainer,
+    TrainingArguments,
+)
 
+from neural_attention.cli import main
 from neural_attention.models.vision import (
     NeuralAttentionForImageClassification,
     NeuralAttentionViTConfig,
@@ -86,6 +93,25 @@ def test_a_saved_model_gives_the_same_logits(attention, architecture, tmp_path):
     assert type(loaded) is NeuralAttentionForImageClassification
     assert AutoConfig.from_pretrained(tmp_path).num_labels == 5
     assert torch.equal(model(images).logits, loaded.eval()(images).logits)
+
+
+def test_the_saved_processor_makes_the_pixels_that_the_model_takes(tmp_path):
+    image_module = pytest.importorskip("PIL.Image")
+    make_model().save_pretrained(tmp_path)
+    processor = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    levels = torch.arange(8 * 8 * 3, dtype=torch.uint8).view(8, 8, 3)
+    pixels = processor(image_module.fromarray(levels.numpy()), return_tensors="pt")["pixel_values"]
+    expected = levels.permute(2, 0, 1)[None] / 127.5 - 1
+    torch.testing.assert_close(torch.as_tensor(pixels), expected)
+
+
+def test_a_saved_model_is_viewed_with_an_image(tmp_path):
+    image_module = pytest.importorskip("PIL.Image")
+    make_model().save_pretrained(tmp_path)
+    image_module.new("RGB", (20, 30), (200, 100, 0)).save(tmp_path / "picture.png")
+    command = ["view", str(tmp_path), "--image", str(tmp_path / "picture.png")]
+    assert main([*command, "--out", str(tmp_path / "page.html")]) == 0
+    assert "[class]" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("architecture", ["current", "paper"])

@@ -6,7 +6,10 @@ Importing this module registers ``model_type`` ``"neural_attention_vit"`` with `
 
 from __future__ import annotations
 
+import json
 import math
+import os
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -142,6 +145,24 @@ class NeuralAttentionForImageClassification(SelfStartingModel):
         )
         as_tuple = choose(return_dict, config, "return_dict") is False
         return output.to_tuple() if as_tuple else output
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Save model and configuration, and how ``AutoImageProcessor`` makes an image their input.
+
+        Args:
+            save_directory: a folder; made if it is not there.
+            **kwargs: as for every model of transformers.
+        """
+        super().save_pretrained(save_directory, **kwargs)
+        side = self.config.image_size
+        middle = [0.5] * self.config.num_channels
+        processor = {
+            "image_processor_type": "ViTImageProcessor",
+            "size": {"height": side, "width": side},
+            "image_mean": middle,
+            "image_std": middle,
+        }
+        Path(save_directory, "preprocessor_config.json").write_text(json.dumps(processor, indent=1))
 
     def _positions(self, x: Tensor) -> Tensor:
         if self.positions is not None:
