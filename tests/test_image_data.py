@@ -96,6 +96,12 @@ def test_a_folder_of_npz_files_keeps_its_parts(tmp_path):
     assert splits.source == str(tmp_path)
 
 
+def test_a_test_part_may_have_fewer_images_than_there_are_classes(tmp_path):
+    write_npz(tmp_path / "train.npz", pixels(100), np.arange(100) % 10)
+    write_npz(tmp_path / "test.npz", pixels(2, seed=1), np.array([9, 3]))
+    assert len(load_images(str(tmp_path)).classes) == 10
+
+
 def test_npz_members_packed_with_lzma_and_grey_images_without_channels_are_read(tmp_path):
     plain = write_npz(tmp_path / "plain.npz", pixels(30)[..., 0])
     packed = tmp_path / "packed.npz"
@@ -205,7 +211,7 @@ def test_images_of_the_test_part_that_stand_in_the_training_part_are_noted(tmp_p
 
 MISTAKES = {
     "float labels": ({"labels": np.zeros(30)}, "labels of .* are float64: expected whole numbers"),
-    "negative": ({"labels": np.arange(30) % 3 - 1}, r"label -1 .*: expected 0 to the number of"),
+    "negative": ({"labels": np.arange(30) % 3 - 1}, r"label -1 .*: expected 0 to 29, with as many"),
     "too large": (
         {"labels": np.arange(30) % 4, "class_names": np.array(list("abc"))},
         "has the label 3: expected 0 to 2, one for each of the 3 classes",

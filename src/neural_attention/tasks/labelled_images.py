@@ -99,8 +99,14 @@ def complete(found: Found) -> ImageSplits:
     parts, source = dict(found.parts), found.source
     if "train" not in parts:
         raise ValueError(f"{source} has no training part.")
+    # Without names, more classes than images can only be a mistake.
+    images = len(parts["train"].images)
+    end = len(found.classes) if found.classes is not None else max(2, images)
     for part, one in parts.items():
-        _check_labels(one, f"the {part} part of {source}", found.classes)
+        which = f"one for each of the {end:,} classes"
+        if found.classes is None:
+            which = f"with as many classes as the {counted(images, 'training image')} at most"
+        _check_labels(one, f"the {part} part of {source}", end, f"0 to {end - 1:,}, {which}")
     _check_shapes(parts, source)
     missing: list[Part] = [part for part in PARTS if part not in parts]
     shares = {"validation": VALIDATION_SHARE, "test": TEST_SHARE}
@@ -112,7 +118,7 @@ def complete(found: Found) -> ImageSplits:
         if not len(taken):
             raise ValueError(
                 f"{source} has no {part} part, and its classes have too few images to take one "
-                f"from: {share:.0%} of a class are less than half an image."
+                f"from ({share:.0%} of each class): give that part, or more images of a class."
             )
         parts["train"], parts[part] = parts["train"].take(kept), parts["train"].take(taken)
     if missing:
@@ -128,7 +134,7 @@ def complete(found: Found) -> ImageSplits:
     return ImageSplits(source, classes, ordered, (*found.notes, *_repeated(ordered)))
 
 
-def _check_labels(one: LabelledImages, where: str, classes: Sequence[str] | None) -> None:
+def _check_labels(one: LabelledImages, where: str, end: int, expected: str) -> None:
     images, labels = len(one.images), one.labels
     if not images:
         raise ValueError(f"{where} is empty: at least one image is needed.")
@@ -141,15 +147,10 @@ def _check_labels(one: LabelledImages, where: str, classes: Sequence[str] | None
         raise ValueError(
             f"the labels of {where} are {labels.dtype}: expected whole numbers from 0."
         )
-    # Without names, more classes than images can only be a mistake.
-    end = len(classes) if classes is not None else max(2, images)
     outside = labels[(labels < 0) | (labels >= end)]
     if len(outside):
-        which = f"0 to {end - 1:,}, one for each of the {end:,} classes"
-        if classes is None:
-            which = f"0 to the number of classes less 1, and there are {counted(images, 'image')}"
         hidden = " (a test part of the hub often hides its labels so)" if outside[0] < 0 else ""
-        raise ValueError(f"{where} has the label {outside[0]}{hidden}: expected {which}.")
+        raise ValueError(f"{where} has the label {outside[0]}{hidden}: expected {expected}.")
 
 
 def _check_shapes(parts: Mapping[Part, LabelledImages], source: str) -> None:
