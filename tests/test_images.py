@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from types import SimpleNamespace
@@ -12,7 +13,9 @@ import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("torchvision")
-pytest.importorskip("sklearn")
+# Importing it here would bring its own OpenMP runtime beside torch's, before any test runs.
+if importlib.util.find_spec("sklearn") is None:
+    pytest.skip("scikit-learn is not installed", allow_module_level=True)
 
 from neural_attention.cli import main
 from neural_attention.compare.arms import parse_arm
