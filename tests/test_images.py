@@ -173,7 +173,7 @@ def test_the_papers_preset_has_the_papers_model():
 def test_what_is_to_be_minded_is_noted():
     counts = {"train": 100, "validation": 20, "test": 50}
     notes = TASK.notes(PRESETS["quick"], {"counts": counts})
-    assert "read 96 times over without augmentation" in notes[0]
+    assert "read 128 times over without augmentation" in notes[0]
     assert "50 images, one of which is 2.00 percentage points" in notes[1]
     many = dict.fromkeys(counts, 10_000)
     assert TASK.notes(PRESETS["laptop"], {"counts": many}) == []
