@@ -45,6 +45,14 @@ def sentence_of(arms, reference, steps):
         ("additive", {"score": "additive", "projection": "linear"}),
         ("projection=mlp", {"score": "dot", "projection": "mlp"}),
         (
+            "projection=mlp:qkv+no_layer_norm",
+            {
+                "score": "dot",
+                "projection": {"q": "mlp", "k": "mlp", "v": "mlp"},
+                "projection_options": {"layer_norm": False},
+            },
+        ),
+        (
             "alibi+projection=residual",
             {"score": "dot", "projection": "residual", "positions": "alibi"},
         ),
@@ -115,6 +123,11 @@ def test_the_last_layer_is_counted_from_the_end():
         ("dot+width=8", "a dot product has none"),
         ("dot+slopes", "slopes are positions of a score network"),
         ("dot+projection=cubic", "unknown projection 'cubic'"),
+        ("dot+projection=mlp:qx", "the places of a projection are 'qx'"),
+        ("dot+projection=mlp:qq", "the places of a projection are 'qq'"),
+        ("dot+projection=mlp:", "the places of a projection are ''"),
+        ("neural+roles=encoder,self", "roles is 'encoder,self'; it is some of encoder, decoder"),
+        ("hybrid+start=zero", "start is 'zero'; it is preserve or random"),
         ("neural+layers=middle", "layers is 'middle'"),
         ("neural+layers=-1", "layers is '-1'"),
         ("dot+feed_forward=4611686018427387904", "is '4611686018427387904', a whole number from 1"),
@@ -181,7 +194,9 @@ def test_a_dead_score_network_is_found_and_live_ones_are_not():
 
 
 def test_a_preset_takes_the_changes_of_the_command():
-    preset = choose_preset(TASK, "quick", {"model": "paper"}, 7, 2, [2e-3, 1e-3])
+    preset = choose_preset(
+        TASK, "quick", {"model": "paper"}, steps=7, seeds=2, learning_rates=[2e-3, 1e-3]
+    )
     assert (preset.architecture, preset.steps, preset.seeds) == ("paper", 7, 2)
     assert preset.learning_rates == (1e-3, 2e-3)
     assert preset.warmup_steps <= 7
@@ -191,21 +206,24 @@ def test_a_preset_takes_the_changes_of_the_command():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("slow", {}), "unknown preset 'slow'; known are smoke, quick, laptop, paper"),
-        (("quick", {"model": "old"}), "unknown model 'old'"),
+        (("slow", {}, {}), "unknown preset 'slow'; known are smoke, quick, laptop, paper"),
+        (("quick", {"model": "old"}, {}), "unknown model 'old'"),
         (
-            ("quick", {"modle": "paper"}),
+            ("quick", {"modle": "paper"}, {}),
             "lm has no option 'modle'; its own are data, tokenizer, model",
         ),
-        (("quick", {}, 0), "steps is 0"),
-        (("quick", {}, None, 0), "seeds is 0"),
-        (("quick", {}, None, None, [1e-3, -1.0]), "positive numbers"),
-        (("quick", {}, None, None, [1e-3, 1e-3]), "given twice"),
+        (("quick", {}, {"steps": 0}), "steps is 0"),
+        (("quick", {}, {"seeds": 0}), "seeds is 0"),
+        (("quick", {}, {"patience": 0}), "patience is 0"),
+        (("quick", {}, {"accumulation": 3}), "8 examples cannot be cut"),
+        (("quick", {}, {"learning_rates": [1e-3, -1.0]}), "positive numbers"),
+        (("quick", {}, {"learning_rates": [1e-3, 1e-3]}), "given twice"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(arguments, message):
+    name, options, changes = arguments
     with pytest.raises(ValueError, match=message):
-        choose_preset(TASK, *arguments)
+        choose_preset(TASK, name, options, **changes)
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "cpu:0"])

@@ -71,7 +71,7 @@ def test_commands_are_accepted_by_the_command_line(page: Path) -> None:
             check_arms([parse_arm(name) for name in options.arms or ["dot"]])
             own = {one.name: getattr(options, one.name) for one in TASKS[options.task].options}
             task = load_task(options.task)
-            choose_preset(task, options.preset, own, options.steps, options.seeds)
+            choose_preset(task, options.preset, own, steps=options.steps, seeds=options.seeds)
         elif "cases" in options:
             assert chosen_groups(options)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from neural_attention import __version__
 from neural_attention.bench.command import add_bench
-from neural_attention.report.command import add_view
-from neural_attention.tasks.registry import TASKS
+from neural_attention.cli_compare import add_compare, add_train, complain, with_recipe
+from neural_attention.report.command import add_report, add_view
 
 FIRST_STEPS = """\
 Attention whose scores and projections are small neural networks.
@@ -23,6 +24,11 @@ Compare it with dot-product attention, on your own machine:
   neural-attention compare lm --preset smoke           the same in seconds, to see that it works
   neural-attention compare lm --data book.txt --seeds 3
   neural-attention compare lm --help                   all options
+
+Look at what came of it, in a browser; and at a model's attention:
+
+  neural-attention report comparison
+  neural-attention view comparison/runs/RUN/model --text "To be, or not to be"
 
 Measure its speed; see what this machine has, and what is missing:
 
@@ -56,6 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # As stderr does: a letter that the terminal lacks must not cost the rest.
         sys.stdout.reconfigure(errors="backslashreplace")
+    # Read when transformers is imported, which no command has done yet: its bars and advice are
+    # not about what was asked.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     parser = _parser()
     try:
         options = parser.parse_args(arguments)
@@ -67,14 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         if getattr(options, "recipe", None) is not None:
-            options = _with_recipe(parser, options)
+            options = with_recipe(parser, options)
         return int(options.run(options))
     except ImportError as error:
         message = str(error)
-        _complain(message if "pip install" in message else f"{message}; this needs: {EXTRA}")
+        complain(message if "pip install" in message else f"{message}; this needs: {EXTRA}")
         return 2
     except (ValueError, OSError) as error:
-        _complain(str(error))
+        complain(str(error))
         return 2
     except KeyboardInterrupt:
         print(
@@ -85,15 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _complain(message: str) -> None:
-    print(f"neural-attention: {message}", file=sys.stderr)
-
-
 class _Parser(argparse.ArgumentParser):
     """One line for a mistake, without the usage."""
 
     def error(self, message: str) -> Any:
-        _complain(f"{message}. See {self.prog} --help.")
+        complain(f"{message}. See {self.prog} --help.")
         raise SystemExit(2)
 
 
@@ -104,115 +110,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"neural-attention {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    _add_compare(commands)
+    add_compare(commands)
+    add_train(commands)
     _add_convert(commands)
+    add_report(commands)
     add_view(commands)
     add_bench(commands)
     _add_doctor(commands)
     return parser
-
-
-def _add_compare(commands: Any) -> None:
-    compare = commands.add_parser("compare", help="train models that differ in attention only")
-    tasks = compare.add_subparsers(title="tasks", metavar="TASK", required=True, dest="task")
-    for name in TASKS:
-        _add_task(tasks, name)
-    _add_expressivity(tasks)
-
-
-def _add_task(tasks: Any, name: str) -> None:
-    task = tasks.add_parser(
-        name,
-        help=TASKS[name].about,
-        description=(
-            f"Train models that differ in attention only, each at its own best learning rate, and "
-            f"compare them: {TASKS[name].about}. Called again, it goes on where it stopped."
-        ),
-    )
-    task.add_argument(
-        "--recipe",
-        metavar="FILE",
-        help="a YAML file that gives options by name, such as arms and preset; those on the "
-        "command line come first",
-    )
-    task.add_argument(
-        "--arms",
-        nargs="+",
-        metavar="ARM",
-        help="what to compare, such as: dot dot+alibi neural neural+width=8+layers=first "
-        "neural:release additive hybrid projection=mlp",
-    )
-    task.add_argument(
-        "--preset", default="quick", help="smoke, quick (default), laptop or paper: sizes and steps"
-    )
-    task.add_argument(
-        "--out", default="comparison", metavar="FOLDER", help="results (default: comparison)"
-    )
-    task.add_argument("--seeds", type=int, metavar="N", help="seeds at the chosen learning rate")
-    task.add_argument(
-        "--learning-rates", nargs="+", type=float, metavar="RATE", help="the sweep of every arm"
-    )
-    task.add_argument("--steps", type=int, metavar="N", help="training steps of a run")
-    task.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:N or mps")
-    task.add_argument(
-        "--control",
-        action="store_true",
-        help="add a dot product with as many parameters as the largest arm",
-    )
-    task.add_argument("--quiet", action="store_true", help="no progress")
-    task.add_argument("--json", action="store_true", help="the result as JSON on stdout")
-    own = task.add_argument_group("data and model")
-    for option in TASKS[name].options:
-        own.add_argument(option.flag, metavar=option.metavar, help=option.help)
-    task.set_defaults(run=_compare, task_parser=task)
-
-
-def _with_recipe(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Any:
-    """The options again, with a recipe's values for those that the command does not give."""
-    from neural_attention.compare.recipes import read_recipe
-
-    options.task_parser.set_defaults(**read_recipe(options.recipe, options.task))
-    again = parser.parse_args(options.arguments)
-    again.arguments = options.arguments
-    return again
-
-
-def _add_expressivity(tasks: Any) -> None:
-    expressivity = tasks.add_parser(
-        "expressivity",
-        help="what a dot product cannot express and a score network can",
-        description=(
-            "Fit dot products, score networks and both together to attention distributions, by "
-            "width, with equally many parameters. Needs no data."
-        ),
-    )
-    expressivity.add_argument(
-        "--preset", default="quick", help="smoke, quick (default, minutes) or laptop"
-    )
-    expressivity.add_argument(
-        "--out", default="expressivity", metavar="FOLDER", help="results (default: expressivity)"
-    )
-    expressivity.add_argument("--quiet", action="store_true", help="no progress")
-    expressivity.add_argument("--json", action="store_true", help="the result as JSON on stdout")
-    expressivity.set_defaults(run=_expressivity)
-
-
-def _expressivity(options: argparse.Namespace) -> int:
-    from neural_attention.compare.expressivity import compare_expressivity, print_expressivity
-    from neural_attention.compare.progress import Progress, progress_on
-
-    progress = Progress() if options.quiet else progress_on(sys.stderr)
-    try:
-        result = compare_expressivity(options.preset, options.out, progress.say)
-    finally:
-        progress.close()
-    if options.json:
-        json.dump(result, sys.stdout, indent=1)
-        print()
-    else:
-        print_expressivity(result, sys.stdout)
-        print(f"\nFiles: {options.out}/result.json, {options.out}/expressivity.png")
-    return 0
 
 
 def _add_convert(commands: Any) -> None:
@@ -287,42 +192,6 @@ def _convert(options: argparse.Namespace) -> int:
     if not done.has_processor:
         print("tokenizer: none was found")
     return 0
-
-
-def _compare(options: argparse.Namespace) -> int:
-    from neural_attention.compare.comparing import compare
-    from neural_attention.compare.progress import Progress, progress_on
-    from neural_attention.compare.table import print_summary
-
-    progress = Progress() if options.quiet else progress_on(sys.stderr)
-    own = {option.name: getattr(options, option.name) for option in TASKS[options.task].options}
-    try:
-        summary = compare(
-            options.task,
-            options.arms,
-            preset=options.preset,
-            out=options.out,
-            seeds=options.seeds,
-            learning_rates=options.learning_rates,
-            device=options.device,
-            control=options.control,
-            steps=options.steps,
-            progress=progress,
-            **own,
-        )
-    finally:
-        progress.close()
-    if options.json:
-        json.dump(summary, sys.stdout, indent=1, allow_nan=False)
-        print()
-    else:
-        print_summary(summary, sys.stdout, is_terminal=sys.stdout.isatty())
-        print(f"\nFiles: {options.out}/result.json, {options.out}/curves.png")
-    headline = summary["measures"][0]["field"]
-    if all(headline not in arm["test"] for arm in summary["arms"].values()):
-        _complain("no arm has a result: every run failed or diverged (lower --learning-rates?).")
-        return 1
-    return 1 if summary["failures"] else 0
 
 
 def _add_doctor(commands: Any) -> None:

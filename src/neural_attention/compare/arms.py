@@ -14,15 +14,19 @@ from neural_attention.tasks.wording import did_you_mean
 SCORES = ("dot", "neural", "hybrid", "additive")
 POSITIONS = ("rotary", "alibi", "slopes", "none")
 PROJECTIONS = ("linear", "mlp", "residual", "karbevski")
+SITES = "qkvo"
+ROLES = ("encoder", "decoder", "cross")
+STARTS = ("preserve", "random")
 
 GRAMMAR = (
     "An arm is a score (dot, neural, hybrid, additive, or neural:PRESET with "
     f"{', '.join(PRESETS)}), then options joined by '+': positions ({', '.join(POSITIONS)}), "
     "width=N, hidden=N, bottleneck=N, activation=NAME, init=NAME, share_heads, "
-    f"projection={'|'.join(PROJECTIONS)}, kv_heads=N, layers=all|first|last|0,2, feed_forward=N. "
+    f"projection={'|'.join(PROJECTIONS)} (mlp and residual also with places: mlp:qkv, mlp:qko), "
+    "no_layer_norm, kv_heads=N, layers=all|first|last|0,2, feed_forward=N; and where transformers "
+    f"models are converted roles={'|'.join(ROLES)} or some of them, start=preserve|random. "
     "Without a score it is a dot product: projection=mlp is dot+projection=mlp."
 )
-
 
 LARGEST_SIZE = 1 << 20
 """Of widths and heads: far beyond any model, and small enough for products of two of them."""
@@ -39,22 +43,28 @@ class Arm:
         score: ``"dot"``, ``"neural"``, ``"hybrid"`` or ``"additive"``.
         preset: name of a published score network, or None.
         positions: None for the score's own default.
-        projection: kind of the query and key (karbevski: query) projections.
+        projection: kind of the query and key (karbevski: query) projections, or by site.
+        layer_norm: whether mlp and residual projections have one inside.
         layers: ``"all"``, ``"first"`` or layer numbers; those below 0 count from the end.
         network: keywords of the score network that differ from its defaults.
         feed_forward: width of the feed-forward layers, None for the model's.
         kv_heads: heads of keys and values, None for as many as query heads.
+        roles: which attention of a converted model, None for all it has.
+        start: how a converted model starts, None for ``"preserve"`` wherever that is possible.
     """
 
     name: str
     score: str = "dot"
     preset: str | None = None
     positions: str | None = None
-    projection: str = "linear"
+    projection: str | dict[str, str] = "linear"
+    layer_norm: bool = True
     layers: str | tuple[int, ...] = "all"
     network: dict[str, Any] = field(default_factory=dict)
     feed_forward: int | None = None
     kv_heads: int | None = None
+    roles: tuple[str, ...] | None = None
+    start: str | None = None
 
     @property
     def has_network(self) -> bool:
@@ -80,6 +90,8 @@ class Arm:
             keywords["score_network"] = preset_settings(self.preset, head_dim, self.network)
         elif self.network:
             keywords["score_network"] = dict(self.network)
+        if not self.layer_norm:
+            keywords["projection_options"] = {"layer_norm": False}
         return keywords
 
 
@@ -135,6 +147,8 @@ def parse_arm(text: str) -> Arm:
             fields["positions"] = part
         elif part == "share_heads":
             network["share_heads"] = True
+        elif part == "no_layer_norm":
+            fields["layer_norm"] = False
         elif equals and key in _NETWORK_OPTIONS:
             network[key] = _NETWORK_OPTIONS[key](text, key, value)
         elif equals and key in _ARM_OPTIONS:
@@ -162,8 +176,9 @@ def check_arms(arms: Iterable[Arm]) -> None:
     """
     known: dict[str, str] = {}
     for arm in arms:
-        what = repr((arm.score, arm.preset, arm.positions, arm.projection, arm.layers,
-                     sorted(arm.network.items()), arm.feed_forward, arm.kv_heads))  # fmt: skip
+        what = repr((arm.score, arm.preset, arm.positions, arm.projection, arm.layer_norm,
+                     arm.layers, sorted(arm.network.items()), arm.feed_forward, arm.kv_heads,
+                     arm.roles, arm.start))  # fmt: skip
         if what in known:
             raise ValueError(f"the arms {known[what]!r} and {arm.name!r} are the same.")
         known[what] = arm.name
@@ -198,11 +213,32 @@ def _init(text: str, key: str, value: str) -> str:
     return value
 
 
-def _projection(text: str, key: str, value: str) -> str:
-    if value not in PROJECTIONS:
+def _projection(text: str, key: str, value: str) -> str | dict[str, str]:
+    kind, colon, sites = value.partition(":")
+    if kind not in PROJECTIONS:
         raise ValueError(
-            f"arm {text!r}: unknown projection {value!r}; known are {', '.join(PROJECTIONS)}."
+            f"arm {text!r}: unknown projection {kind!r}; known are {', '.join(PROJECTIONS)}."
         )
+    if not colon:
+        return kind
+    if not sites or set(sites) - set(SITES) or len(set(sites)) < len(sites):
+        raise ValueError(
+            f"arm {text!r}: the places of a projection are {sites!r}; they are some of q, k, v and "
+            "o (output), such as mlp:qkv."
+        )
+    return {site: kind for site in SITES if site in sites}
+
+
+def _roles(text: str, key: str, value: str) -> tuple[str, ...]:
+    given = value.split(",")
+    if set(given) - set(ROLES):
+        raise ValueError(f"arm {text!r}: roles is {value!r}; it is some of {', '.join(ROLES)}.")
+    return tuple(role for role in ROLES if role in given)
+
+
+def _start(text: str, key: str, value: str) -> str:
+    if value not in STARTS:
+        raise ValueError(f"arm {text!r}: start is {value!r}; it is {' or '.join(STARTS)}.")
     return value
 
 
@@ -231,9 +267,11 @@ _ARM_OPTIONS: dict[str, Callable[[str, str, str], Any]] = {
     "layers": _layers,
     "kv_heads": _whole,
     "feed_forward": _whole,
+    "roles": _roles,
+    "start": _start,
 }
 
 
 def _suggestion(part: str) -> str:
-    known = [*SCORES, *POSITIONS, "share_heads", *_NETWORK_OPTIONS, *_ARM_OPTIONS]
+    known = [*SCORES, *POSITIONS, "share_heads", "no_layer_norm", *_NETWORK_OPTIONS, *_ARM_OPTIONS]
     return did_you_mean(part.partition("=")[0].partition(":")[0], known)

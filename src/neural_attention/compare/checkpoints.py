@@ -15,7 +15,8 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 def mark_complete(folder: Path) -> None:
     """Note the hash of every file of a folder that has been written in full."""
-    hashes = {file.name: _sha256(file) for file in sorted(folder.iterdir()) if file.is_file()}
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    hashes = {file.relative_to(folder).as_posix(): _sha256(file) for file in files}
     write_json(folder / _MARK, hashes)
 
 

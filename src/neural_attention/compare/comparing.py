@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
+import math
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,11 @@ from typing import Any
 from neural_attention.compare.arms import LARGEST_SIZE, Arm, check_arms, parse_arm
 from neural_attention.compare.comparison import Comparison, ignore, spec_of
 from neural_attention.compare.devices import resolve_device
+from neural_attention.compare.execution import Execution
 from neural_attention.compare.locking import Locked, locked
+from neural_attention.compare.places import prepare_folder, saying_what_to_move_away
 from neural_attention.compare.presets import choose_preset
-from neural_attention.compare.processes import JobFailed, Workers
+from neural_attention.compare.processes import InThisProcess, JobFailed, Workers
 from neural_attention.compare.progress import Progress
 from neural_attention.tasks.registry import load_task
 from neural_attention.tasks.task import Preset, Task
@@ -34,6 +35,10 @@ def compare(
     device: str = "auto",
     control: bool = False,
     steps: int | None = None,
+    accumulation: int | None = None,
+    bf16: bool | None = None,
+    patience: int | None = None,
+    execution: Execution | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -58,6 +63,12 @@ def compare(
         control: add a dot product with wider feed-forward layers, as many parameters as the
             largest arm.
         steps: training steps of a run; None for the preset's.
+        accumulation: parts into which a step's examples are cut; None for the preset's.
+        bf16: train in bfloat16 by autocast; scores are taken in float32.
+        patience: stop a run after so many points of its curve without a better one, and keep its
+            best weights.
+        execution: runs at once, processes a run, and where curves are written meanwhile; None for
+            one run after the other, with TensorBoard's files where that is installed.
         progress: what is told meanwhile, and to whom.
         options: the task's own, such as ``data``; see ``neural-attention compare TASK --help``.
 
@@ -72,24 +83,43 @@ def compare(
         ImportError: a package is missing.
     """
     work = load_task(task)
-    chosen = choose_preset(work, preset, options, steps, seeds, learning_rates)
+    chosen = choose_preset(
+        work,
+        preset,
+        options,
+        steps=steps,
+        seeds=seeds,
+        learning_rates=learning_rates,
+        accumulation=accumulation,
+        bf16=bf16,
+        patience=patience,
+    )
     parsed = [parse_arm(name) for name in (work.default_arms(chosen) if arms is None else arms)]
     check_arms(parsed)
     progress = progress if progress is not None else Progress()
+    execution = execution if execution is not None else Execution()
     workers = Workers(resolve_device(device))
-    root = _prepare_folder(out)
+    execution.check(chosen, workers.device)
+    root = prepare_folder(out)
     try:
-        with _saying_what_to_move_away(root), locked(root / "lock", wait_s=0):
+        with saying_what_to_move_away(root), locked(root / "lock", wait_s=0):
             _check_places(root)
             workers.start_server()
-            source, notes = work.read(chosen, progress.say)
-            for note in notes:
-                progress.say(f"warning: {note}")
-            fitting, more = _fit_arms(work, parsed, chosen, workers, control=control)
-            data = work.prepare(source, chosen, root / "data", progress.say)
-            progress.say(work.describe(data))
+            source, notes = read_data(work, chosen, progress)
+            fitting, more = fit_arms(work, parsed, chosen, workers, control=control)
             return Comparison(
-                work, chosen, fitting, data, workers.device, root, workers, progress, notes + more
+                task=work,
+                preset=chosen,
+                arms=fitting,
+                data=prepare_data(work, source, chosen, root, progress),
+                device=workers.device,
+                root=root,
+                execution=execution,
+                preset_name=preset,
+                command=_command(work, preset, fitting, chosen, options),
+                workers=workers,
+                progress=progress,
+                notes=notes + more,
             ).carry_out()
     except Locked:
         raise OSError(
@@ -97,60 +127,63 @@ def compare(
         ) from None
 
 
-def _prepare_folder(out: str | Path) -> Path:
-    if not str(out).strip():
-        raise ValueError("the output folder has an empty name: give one with --out.")
-    root = Path(os.path.expanduser(out))
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root):
-            pass
-    except OSError as error:
-        raise OSError(
-            f"cannot write to the output folder {legible(root)} ({error.strerror or error}): give "
-            "another with --out."
-        ) from error
-    root = root.resolve()
-    if legible(root) != str(root):
-        raise ValueError(
-            f"the output folder {legible(root)} has a name that is not UTF-8, which the files of "
-            "models and tokenisers cannot have: give another with --out."
-        )
-    return root
+def _command(
+    task: Task, preset: str, arms: list[Arm], chosen: Preset, options: Mapping[str, Any]
+) -> str:
+    """The command that does a comparison again, for a shell."""
+    words = ["neural-attention", "compare", task.name, "--preset", preset]
+    words += ["--arms", *(arm.name for arm in arms)]
+    words += ["--learning-rates", *(f"{rate:g}" for rate in chosen.learning_rates)]
+    words += ["--seeds", str(chosen.seeds), "--steps", str(chosen.steps)]
+    if chosen.accumulation > 1:
+        words += ["--accumulation", str(chosen.accumulation)]
+    if chosen.patience is not None:
+        words += ["--patience", str(chosen.patience)]
+    words += ["--bf16"] if chosen.bf16 else []
+    for name, value in options.items():
+        if value is not None:
+            words += ["--" + name.replace("_", "-"), str(value)]
+    return shlex.join(legible(word) for word in words)
 
 
-@contextlib.contextmanager
-def _saying_what_to_move_away(root: Path) -> Iterator[None]:
-    """A file where a folder must be, a folder where a file must be, or no right to one of them."""
-    try:
-        yield
-    except OSError as error:
-        path = error.filename2 or error.filename
-        if not isinstance(path, str) or not Path(path).is_relative_to(root):
-            raise
-        raise OSError(
-            f"cannot use {path} ({error.strerror}): move away what stands there, or give another "
-            "folder with --out."
-        ) from error
+def read_data(task: Task, preset: Preset, progress: Progress) -> tuple[Any, list[str]]:
+    """The data of a task, and what is to be minded in them, which is told."""
+    source, notes = task.read(preset, progress.say)
+    for note in notes:
+        progress.say(f"warning: {note}")
+    return source, notes
+
+
+def prepare_data(
+    task: Task, source: Any, preset: Preset, root: Path, progress: Progress
+) -> dict[str, Any]:
+    """Write what runs read, or find it, while no other process does; and describe it."""
+    with locked(root / "data.lock", wait_s=math.inf):
+        data = task.prepare(source, preset, root / "data", progress.say)
+    progress.say(task.describe(data))
+    return data
 
 
 def _check_places(root: Path) -> None:
     """Better now than after the training."""
-    places = {"result.json": "file", "curves.png": "file", "data": "folder", "runs": "folder"}
+    files, folders = ("result.json", "curves.png", "report.html"), ("data", "runs", "report")
+    places = dict.fromkeys(files, "file") | dict.fromkeys(folders, "folder")
     for name, kind in places.items():
         path = root / name
         if path.exists() and path.is_dir() != (kind == "folder"):
             raise OSError(errno.EEXIST, f"a {kind} is needed there", str(path))
 
 
-def _fit_arms(
-    task: Task, arms: list[Arm], preset: Preset, workers: Workers, *, control: bool
+def fit_arms(
+    task: Task, arms: list[Arm], preset: Preset, workers: Workers | InThisProcess, *, control: bool
 ) -> tuple[list[Arm], list[str]]:
     """The arms, after trying that each can be built, with the control; and what to mind in them."""
     # Parameters are compared with one another, so any vocabulary will do before there is one.
     specs = [spec_of(task, arm, preset, None, workers.device, {}) for arm in arms]
     try:
-        found = workers.run("count", {"specs": [asdict(spec) for spec in specs]}, ignore)
+        found = workers.run(
+            "count", {"specs": [asdict(spec) for spec in specs], "control": control}, ignore
+        )
     except JobFailed as failure:
         raise ChildProcessError(f"the arms cannot be built: {failure.why}") from failure
     notes = list(found["notes"])

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from neural_attention.compare.arms import Arm
 from neural_attention.compare.checkpoints import is_complete
 from neural_attention.compare.curves import draw_curves
-from neural_attention.compare.devices import thread_count
-from neural_attention.compare.processes import JobFailed, JobMistake, Workers
+from neural_attention.compare.execution import Execution
+from neural_attention.compare.processes import InThisProcess, JobFailed, JobMistake, Workers
 from neural_attention.compare.progress import Progress
 from neural_attention.compare.store import (
     changed_since,
@@ -30,6 +30,8 @@ from neural_attention.tasks.json_files import write_json
 from neural_attention.tasks.task import Preset, RunSpec, Task
 from neural_attention.tasks.wording import legible, magnitude
 
+_T = TypeVar("_T")
+
 
 def spec_of(
     task: Task,
@@ -39,11 +41,22 @@ def spec_of(
     device: str,
     environment: dict[str, Any],
 ) -> RunSpec:
-    """The run of an arm at the first learning rate and seed 0; before there are data, a trial."""
-    overrides = {"feed_forward": arm.feed_forward, "kv_heads": arm.kv_heads}
+    """The run of an arm at the first learning rate and seed 0; before there are data, a trial.
+
+    Raises:
+        ValueError: the arm has options that are for converted models, and the task has none.
+    """
+    overrides: dict[str, Any] = {"feed_forward": arm.feed_forward, "kv_heads": arm.kv_heads}
+    conversion = {"roles": None if arm.roles is None else list(arm.roles), "start": arm.start}
+    if not task.converts and any(conversion.values()):
+        raise ValueError(
+            f"arm {arm.name!r}: roles and start are for tasks that convert models of transformers, "
+            f"and {task.name} builds its own."
+        )
+    overrides |= conversion
     sizes = task.sizes(preset, data)
     schedule = ("batch_size", "steps", "warmup_steps", "weight_decay", "betas", "max_grad_norm",
-                "evaluations")  # fmt: skip
+                "evaluations", "accumulation", "bf16", "patience")  # fmt: skip
     return RunSpec(
         task=task.name,
         arm=arm.name,
@@ -71,6 +84,9 @@ class Comparison:
         data: the description of the prepared data.
         device: where the runs work.
         root: folder of results, whose lock the caller holds.
+        execution: how runs are carried out.
+        preset_name: the preset's.
+        command: what does it again, for a shell.
         workers: what starts the jobs.
         progress: what is told meanwhile.
         notes: what was noticed so far.
@@ -85,7 +101,10 @@ class Comparison:
     data: dict[str, Any]
     device: str
     root: Path
-    workers: Workers
+    execution: Execution
+    preset_name: str
+    command: str
+    workers: Workers | InThisProcess
     progress: Progress
     notes: list[str]
     failures: list[dict[str, str]] = field(default_factory=list)
@@ -95,33 +114,45 @@ class Comparison:
 
     def carry_out(self) -> dict[str, Any]:
         """Do what is still to be done, and write ``result.json`` and ``curves.png``."""
-        specs = self._specs()
+        specs = self.specs()
         rates, seeds = self.preset.learning_rates, range(self.preset.seeds)
         self._expect([spec.at(rate, 0) for spec in specs.values() for rate in rates])
         self._expect([spec.at(rates[0], seed) for spec in specs.values() for seed in seeds[1:]])
 
-        sweeps: dict[str, list[dict[str, Any]]] = {}
-        for name, spec in specs.items():
-            found = [self._result(spec.at(rate, 0)) for rate in rates]
-            sweeps[name] = [result for result in found if result is not None]
+        tried = self._each(
+            self.result, [spec.at(rate, 0) for spec in specs.values() for rate in rates]
+        )
+        sweeps: dict[str, list[dict[str, Any]]] = {name: [] for name in specs}
+        for result in tried:
+            if result is not None:
+                sweeps[result["arm"]].append(result)
         best = {name: self._best_rate(results) for name, results in sweeps.items()}
         self._drop_weights(specs, best)
 
         final: dict[str, list[dict[str, Any]]] = {name: [] for name in specs}
-        chosen = [(specs[name], rate) for name, rate in best.items() if rate is not None]
-        for spec, rate in chosen:
-            for seed in seeds:
-                result = self._result(spec.at(rate, seed), is_chosen=True)
-                if result is not None and seed == 0:
-                    # As it stands beside the other rates: it may have been trained again.
-                    tried = sweeps[spec.arm]
-                    sweeps[spec.arm] = [r if r["learning_rate"] != rate else result for r in tried]
-                if result is not None and not result["diverged"]:
-                    final[spec.arm].append(result)
+        chosen = [
+            specs[name].at(rate, seed)
+            for name, rate in best.items()
+            if rate is not None
+            for seed in seeds
+        ]
+        for spec, result in zip(chosen, self._each(self._chosen_result, chosen), strict=True):
+            if result is not None and spec.seed == 0:
+                # As it stands beside the other rates: it may have been trained again.
+                sweep, rate = sweeps[spec.arm], spec.learning_rate
+                sweeps[spec.arm] = [r if r["learning_rate"] != rate else result for r in sweep]
+            if result is not None and not result["diverged"]:
+                final[spec.arm].append(result)
+        # One after the other: they are compared with one another.
         timings = {name: self._timing(spec) for name, spec in specs.items()}
-        for spec, rate in chosen:
-            for result in final[spec.arm]:
-                result["test"] = self._test(spec.at(rate, result["seed"]))
+        finished = [
+            (specs[name].at(result["learning_rate"], result["seed"]), result)
+            for name, results in final.items()
+            for result in results
+        ]
+        scores = self._each(self._test, [spec for spec, _ in finished])
+        for (_, result), score in zip(finished, scores, strict=True):
+            result["test"] = score
 
         summary = summarise(
             Found(
@@ -135,6 +166,9 @@ class Comparison:
                 notes=self.notes,
                 failures=self.failures,
                 root=self.root,
+                execution=self.execution,
+                preset_name=self.preset_name,
+                command=self.command,
             )
         )
         note = write_summary(self.root, summary)
@@ -143,19 +177,27 @@ class Comparison:
         self._draw(summary)
         return summary
 
+    def _each(self, do: Callable[[RunSpec], _T], specs: list[RunSpec]) -> list[_T]:
+        """What ``do`` gives for each run, several at once if asked for."""
+        with ThreadPoolExecutor(self.execution.jobs) as pool:
+            waiting = [pool.submit(do, spec) for spec in specs]
+            try:
+                return [one.result() for one in waiting]
+            except BaseException:
+                # Also Ctrl-C, which this thread gets: none goes on, and none begins.
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.workers.stop()
+                raise
+
     def _draw(self, summary: dict[str, Any]) -> None:
         try:
             draw_curves(summary, self.root / "curves.png")
         except Exception as error:  # noqa: BLE001 (the numbers are there without a picture)
             self.progress.say(f"curves.png could not be drawn: {error or type(error).__name__}")
 
-    def _specs(self) -> dict[str, RunSpec]:
-        environment = {
-            "neural_attention": importlib.metadata.version("neural-attention"),
-            "torch": importlib.metadata.version("torch"),
-            "transformers": importlib.metadata.version("transformers"),
-            "threads": thread_count(),
-        }
+    def specs(self) -> dict[str, RunSpec]:
+        """By arm, its first run."""
+        environment = self.execution.environment()
         return {
             arm.name: spec_of(self.task, arm, self.preset, self.data, self.device, environment)
             for arm in self.arms
@@ -170,7 +212,10 @@ class Comparison:
         self.progress.expect(len(waiting - self._expected) * self.preset.steps)
         self._expected |= waiting
 
-    def _result(self, spec: RunSpec, *, is_chosen: bool = False) -> dict[str, Any] | None:
+    def _chosen_result(self, spec: RunSpec) -> dict[str, Any] | None:
+        return self.result(spec, is_chosen=True)
+
+    def result(self, spec: RunSpec, *, is_chosen: bool = False) -> dict[str, Any] | None:
         """A run's result, from disk or by doing it; None if it failed.
 
         A run that was chosen needs its weights too, until it has been tested: they are dropped
@@ -204,26 +249,39 @@ class Comparison:
         self._expected.discard(folder)
         self.progress.begin(label, self.preset.steps)
         write_spec(folder, spec)
-        payload = {"spec": asdict(spec), "folder": str(folder), "command_started": self.started}
         crash = folder / "crash.txt"
         try:
-            result = self.workers.run("train", payload, self._on_progress(label))
+            result = self.workers.run(
+                "train",
+                self.payload(spec, folder),
+                self._on_progress(label),
+                self.execution.processes,
+            )
         except JobFailed as failure:
             why = legible(failure.why)
             crash.write_text(legible(failure.details).rstrip() + "\n", encoding="utf-8")
             self.failures.append({"run": label, "why": why})
-            self.progress.end(f"failed: {why} (see {crash})")
+            self.progress.end(label, f"failed: {why} (see {crash})")
             return None
         crash.unlink(missing_ok=True)
-        self.progress.end(self._outcome(result))
+        self.progress.end(label, outcome(result, self.task))
         return result
+
+    def payload(self, spec: RunSpec, folder: Path) -> dict[str, Any]:
+        """What the job of a training run gets."""
+        return {
+            "spec": asdict(spec),
+            "folder": str(folder),
+            "command_started": self.started,
+            "logger": self.execution.logger,
+        }
 
     def _on_progress(self, label: str) -> Callable[[dict[str, Any]], None]:
         def tell(message: dict[str, Any]) -> None:
             if "note" in message:
                 self.progress.say(f"{label}: {message['note']}")
             elif "step" in message:
-                self.progress.advance(message["step"], message.get("loss"))
+                self.progress.advance(label, message["step"], message.get("loss"))
 
         return tell
 
@@ -275,16 +333,25 @@ class Comparison:
         best = min(finished, key=lambda result: better_first(result, self.task.choice))
         return float(best["learning_rate"])
 
-    def _outcome(self, result: dict[str, Any]) -> str:
-        if result["diverged"]:
-            return "diverged (the loss is not finite)"
-        headline, validation, speed = self.task.measures[0], result["validation"], result["speed"]
-        measure = headline if headline.field in validation else self.task.choice
+
+def outcome(result: dict[str, Any], task: Task) -> str:
+    """How a run ended, in one line."""
+    if result["diverged"] and result["divergence"] is None:
+        return "diverged (its score on the validation part is not finite)"
+    if result["diverged"]:
+        where = result["divergence"]
+        kept = where["last_checkpoint"]
         return (
-            f"validation {measure.name} {magnitude(validation[measure.field], measure.digits)}"
-            f"{measure.unit}, {result['training_seconds']:.0f} s"
-            + (f", {speed:,.0f} {self.task.unit}/s" if speed is not None else "")
+            f"diverged at step {where['step']}: {where['where']} is not finite "
+            f"({'no checkpoint' if kept is None else kept} before it)"
         )
+    headline, validation, speed = task.measures[0], result["validation"], result["speed"]
+    measure = headline if headline.field in validation else task.choice
+    return (
+        f"validation {measure.name} {magnitude(validation[measure.field], measure.digits)}"
+        f"{measure.unit}, {result['training_seconds']:.0f} s"
+        + (f", {speed:,.0f} {task.unit}/s" if speed is not None else "")
+    )
 
 
 def ignore(message: dict[str, Any]) -> None:

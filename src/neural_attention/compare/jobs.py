@@ -6,6 +6,7 @@ already imported.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 import transformers
 
+from neural_attention.compare.execution import launched
 from neural_attention.compare.locking import locked
 from neural_attention.compare.training import is_finite, train_run, work_device
 from neural_attention.tasks.registry import load_task
@@ -48,8 +50,8 @@ def run_job(kind: str, payload: dict[str, Any], connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What the fork server imported is never garbage: looking through it takes half a second.
     gc.freeze()
-    _silence()
-    _show_one_gpu(payload)
+    silence_others()
+    _take_place(payload)
     try:
         result = JOBS[kind](payload, lambda message: connection.send(("progress", message)))
         connection.send(("result", result))
@@ -60,14 +62,21 @@ def run_job(kind: str, payload: dict[str, Any], connection: Connection) -> None:
         os._exit(1)
     except Exception as error:  # noqa: BLE001 (the parent is told, whatever it is)
         # The first line alone: torch's errors may go on with a dump of its C++ stack.
-        line = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
-        connection.send(("crash", (line, traceback.format_exc())))
+        connection.send(("crash", (first_line(error), traceback.format_exc())))
     finally:
         connection.close()
+    if "world" in payload:
+        # Threads of torch's process groups now and then abort a process that takes itself apart.
+        os._exit(0)
 
 
-def _silence() -> None:
-    """No noise of other libraries: the parent tells what there is to tell."""
+def first_line(error: Exception) -> str:
+    """What an exception says; torch's errors may go on with a dump of its C++ stack."""
+    return traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+
+
+def silence_others() -> None:
+    """No noise of other libraries: the command tells what there is to tell."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     logging.getLogger("accelerate").setLevel(logging.ERROR)
@@ -75,10 +84,20 @@ def _silence() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-def _show_one_gpu(payload: dict[str, Any]) -> None:
-    """Hide the GPUs that were not chosen, all of which ``Trainer`` would use."""
-    device = payload.get("spec", {}).get("device", "cpu")
+def _take_place(payload: dict[str, Any]) -> None:
+    """Threads, GPU and rank of this process."""
+    spec = payload.get("spec", {})
+    if "threads" in spec.get("environment", {}):
+        torch.set_num_threads(spec["environment"]["threads"])
+    if "world" in payload:
+        rank, world = str(payload["rank"]), str(payload["world"])
+        os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world}
+        os.environ |= {"LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1"}
+        os.environ["MASTER_PORT"] = str(payload["port"])
+        return
+    device = spec.get("device", "cpu")
     if device.startswith("cuda"):
+        # The others are hidden: ``Trainer`` would use them all.
         index = int(device.partition(":")[2] or 0)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
@@ -97,11 +116,13 @@ def _count(payload: dict[str, Any], report: Callable[[dict[str, Any]], None]) ->
             except (ValueError, TypeError) as error:
                 raise UserError(f"arm {spec.arm!r}: {error}") from error
         notes += sorted({f"{spec.arm}: {warning.message}" for warning in caught})
-    return {
-        "parameters": counts,
-        "control_feed_forward": control_feed_forward(task, specs[0], max(counts.values())),
-        "notes": notes,
-    }
+    control = None
+    if payload["control"]:
+        try:
+            control = control_feed_forward(task, specs[0], max(counts.values()))
+        except ValueError as error:
+            raise UserError(f"there can be no control: {error}") from error
+    return {"parameters": counts, "control_feed_forward": control, "notes": notes}
 
 
 def count_parameters(task: Task, spec: RunSpec) -> int:
@@ -126,12 +147,30 @@ def control_feed_forward(task: Task, spec: RunSpec, target: int) -> int:
 
 
 def _train(payload: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    folder = Path(payload["folder"])
+    return train_in(
+        RunSpec(**payload["spec"]),
+        Path(payload["folder"]),
+        payload["command_started"],
+        payload["logger"],
+        report,
+    )
+
+
+def train_in(
+    spec: RunSpec,
+    folder: Path,
+    command_started: str,
+    logger: str,
+    report: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    """Train a run in its folder, which the first of its processes locks; see ``train_run``."""
+    rank, _ = launched()
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "lock"):
-        spec, started = RunSpec(**payload["spec"]), payload["command_started"]
-        result = train_run(spec, folder, started, report)
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    with locked(folder / "lock") if rank == 0 else contextlib.nullcontext():
+        result = train_run(spec, folder, command_started, logger, report)
+        # One that diverged keeps its last good checkpoint, to be looked at.
+        if rank == 0 and not result["diverged"]:
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return result
 
 

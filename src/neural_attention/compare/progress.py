@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import IO, Any
 
 SECONDS_BETWEEN_LINES = 15.0
 
 
 class Progress:
-    """What a comparison tells while it runs; this one tells nothing."""
+    """What a comparison tells while it runs; this one tells nothing.
+
+    Several runs may be at work at once, each told by its name, from a thread of its own.
+    """
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -20,10 +24,10 @@ class Progress:
     def begin(self, run: str, steps: int) -> None:
         """A run of so many steps begins."""
 
-    def advance(self, step: int, loss: float | None) -> None:
+    def advance(self, run: str, step: int, loss: float | None) -> None:
         """The run has done ``step`` steps; ``loss`` is its latest, if known."""
 
-    def end(self, outcome: str) -> None:
+    def end(self, run: str, outcome: str) -> None:
         """The run has ended."""
 
     def close(self) -> None:
@@ -35,34 +39,45 @@ def progress_on(file: IO[str]) -> Progress:
     return _Bars(file) if file.isatty() else _Lines(file)
 
 
+@dataclass
+class _Run:
+    """A run at work: its steps, how many are done, and what was told of it last."""
+
+    steps: int
+    done: int = 0
+    loss: float | None = None
+    told: float = 0.0
+    bar: Any = None
+
+
 class _Lines(Progress):
     """Plain lines for logs and pipes: a run's start and end, and its loss now and then."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
-        self._run, self._steps, self._told = "", 0, 0.0
-        self._loss: float | None = None
+        self._runs: dict[str, _Run] = {}
 
     def say(self, text: str) -> None:
         print(text, file=self._file, flush=True)
 
     def begin(self, run: str, steps: int) -> None:
-        self._run, self._steps, self._told = run, steps, time.monotonic()
-        self._loss = None
+        self._runs[run] = _Run(steps, told=time.monotonic())
 
-    def advance(self, step: int, loss: float | None) -> None:
-        self._loss = loss if loss is not None else self._loss
-        if time.monotonic() - self._told >= SECONDS_BETWEEN_LINES:
-            self._told = time.monotonic()
-            shown = f", loss {self._loss:.3f}" if self._loss is not None else ""
-            self.say(f"{self._run}: step {step} of {self._steps}{shown}")
+    def advance(self, run: str, step: int, loss: float | None) -> None:
+        at_work = self._runs[run]
+        at_work.loss = loss if loss is not None else at_work.loss
+        if time.monotonic() - at_work.told >= SECONDS_BETWEEN_LINES:
+            at_work.told = time.monotonic()
+            shown = f", loss {at_work.loss:.3f}" if at_work.loss is not None else ""
+            self.say(f"{run}: step {step} of {at_work.steps}{shown}")
 
-    def end(self, outcome: str) -> None:
-        self.say(f"{self._run}: {outcome}")
+    def end(self, run: str, outcome: str) -> None:
+        del self._runs[run]
+        self.say(f"{run}: {outcome}")
 
 
 class _Bars(Progress):
-    """Two bars on a terminal: the whole comparison and the run at work, with the time left."""
+    """Bars on a terminal: the whole comparison and each run at work, with the time left."""
 
     def __init__(self, file: IO[str]) -> None:
         from rich.console import Console
@@ -80,8 +95,8 @@ class _Bars(Progress):
         )
         self._progress.start()
         self._whole = self._progress.add_task("all runs", total=0, loss="")
-        self._task: Any = None
-        self._total, self._steps, self._seen, self._run = 0, 0, 0, ""
+        self._total = 0
+        self._runs: dict[str, _Run] = {}
 
     def say(self, text: str) -> None:
         self._progress.console.print(text)
@@ -91,20 +106,22 @@ class _Bars(Progress):
         self._progress.update(self._whole, total=self._total)
 
     def begin(self, run: str, steps: int) -> None:
-        self._run, self._steps, self._seen = run, steps, 0
-        self._task = self._progress.add_task(run, total=steps, loss="")
+        bar = self._progress.add_task(run, total=steps, loss="")
+        self._runs[run] = _Run(steps, bar=bar)
 
-    def advance(self, step: int, loss: float | None) -> None:
-        self._progress.update(self._task, completed=step)
+    def advance(self, run: str, step: int, loss: float | None) -> None:
+        at_work = self._runs[run]
+        self._progress.update(at_work.bar, completed=step)
         if loss is not None:
-            self._progress.update(self._task, loss=f"loss {loss:.3f}")
-        self._progress.advance(self._whole, step - self._seen)
-        self._seen = step
+            self._progress.update(at_work.bar, loss=f"loss {loss:.3f}")
+        self._progress.advance(self._whole, step - at_work.done)
+        at_work.done = step
 
-    def end(self, outcome: str) -> None:
-        self._progress.advance(self._whole, self._steps - self._seen)
-        self._progress.remove_task(self._task)
-        self.say(f"{self._run}: {outcome}")
+    def end(self, run: str, outcome: str) -> None:
+        at_work = self._runs.pop(run)
+        self._progress.advance(self._whole, at_work.steps - at_work.done)
+        self._progress.remove_task(at_work.bar)
+        self.say(f"{run}: {outcome}")
 
     def close(self) -> None:
         self._progress.stop()

@@ -20,6 +20,9 @@ _FORMS: dict[str, tuple[object, str]] = {
     "device": (str, "the name of a device"),
     "control": (bool, "true or false"),
     "out": (str, "a folder"),
+    "accumulation": (int, "a whole number"),
+    "bf16": (bool, "true or false"),
+    "patience": (int, "a whole number"),
 }
 
 

@@ -20,12 +20,15 @@ from neural_attention.tasks.task import RunSpec, Task
 _DEAD = {str: [int]}
 _RESULT: dict[str, object] = {
     "diverged": False,
+    "divergence": None,
+    "steps": is_count,
     "parameters": is_count,
     "speed": (None, is_amount),
     "training_seconds": is_amount,
     "peak_memory_bytes": is_amount,
     "dead_heads": {"at_start": _DEAD, "after_training": _DEAD},
-    "curve": [{"step": is_count, "validation_loss": is_amount}],
+    "units_per_step": is_count,
+    "curve": [{"step": is_count, "validation_loss": is_amount, "seconds": is_amount}],
     "training_curve": [{"step": is_count, "loss": NUMBER}],
     "data_order_sha256": str,
     "initial_values": {"shared": is_count, "own": [str]},
@@ -33,6 +36,7 @@ _RESULT: dict[str, object] = {
     "broken_checkpoints": [str],
     "command_started": str,
 }
+_DIVERGENCE = {"step": is_count, "where": str, "last_checkpoint": (None, str)}
 _TESTED = {"seed": int, "learning_rate": NUMBER, "test": (None, {str: (str, NUMBER)}), ...: ...}
 _SUMMARY = {"key": lambda key: isinstance(key, str) and re.fullmatch("[0-9a-f]{64}", key),
             "arms": {str: {"results": [_TESTED], ...: ...}}, ...: ...}  # fmt: skip
@@ -51,7 +55,8 @@ def result_form(spec: RunSpec, task: Task) -> object:
         "seed": spec.seed,
         "validation": lambda score: task.is_score(score, "validation"),
     }
-    return (whole, whole | {"validation": None, "diverged": True})
+    diverged = {"validation": None, "diverged": True, "divergence": (None, _DIVERGENCE)}
+    return (whole, whole | diverged)
 
 
 def form_of_test(spec: RunSpec, task: Task) -> object:

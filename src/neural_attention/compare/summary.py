@@ -7,11 +7,14 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from neural_attention.compare.arms import is_plain_dot_product
+from neural_attention.compare.execution import Execution
 from neural_attention.compare.statistics import Paired, compare_pairs, mean_of, statement
+from neural_attention.machine import describe_machine
 from neural_attention.tasks.task import FORMAT, Measure, Preset, RunSpec, Task
 from neural_attention.tasks.wording import counted
 
@@ -30,6 +33,9 @@ class Found:
         notes: what was noticed on the way.
         failures: runs that gave no result.
         root: folder of the comparison.
+        execution: how the runs were carried out.
+        preset_name: the preset's.
+        command: what does it again, for a shell.
     """
 
     task: Task
@@ -42,6 +48,9 @@ class Found:
     notes: list[str]
     failures: list[dict[str, str]]
     root: Path
+    execution: Execution
+    preset_name: str
+    command: str
 
 
 def summarise(found: Found) -> dict[str, Any]:
@@ -65,9 +74,13 @@ def summarise(found: Found) -> dict[str, Any]:
         "title": task.title,
         "unit": task.unit,
         "measures": [asdict(measure) for measure in task.measures],
+        "command": found.command,
+        "preset_name": found.preset_name,
         "preset": asdict(preset),
         "device": first.device,
         "environment": first.environment,
+        "machine": describe_machine(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "seeds": preset.seeds,
         "runs": sum(len(results) for results in found.sweeps.values())
         + sum(max(0, len(results) - 1) for results in final.values()),
@@ -129,6 +142,7 @@ def _arm(found: Found, name: str) -> dict[str, Any]:
         "overrides": spec.overrides,
         "parameters": results[0]["parameters"] if results else None,
         "learning_rate": final[0]["learning_rate"] if final else None,
+        "units_per_step": final[0]["units_per_step"] if final else None,
         "validation": _means([r["validation"] for r in final], measures),
         "test": _means(tests, measures),
         "speed": _mean([r["speed"] for r in final]),
@@ -155,7 +169,8 @@ def _arm(found: Found, name: str) -> dict[str, Any]:
 
 _KEPT = (
     "seed", "learning_rate", "validation", "speed", "training_seconds", "peak_memory_bytes",
-    "dead_heads", "data_order_sha256", "resumed_from", "broken_checkpoints", "command_started",
+    "steps", "dead_heads", "data_order_sha256", "resumed_from", "broken_checkpoints",
+    "command_started",
 )  # fmt: skip
 
 
@@ -201,6 +216,13 @@ def _protocol(found: Found) -> dict[str, Any]:
             f"AdamW, weight decay {preset.weight_decay} on matrices, betas {preset.betas}, "
             f"{counted(preset.warmup_steps, 'step')} of warm-up, then a cosine to zero at step "
             f"{preset.steps}, gradient norm at most {preset.max_grad_norm}"
+            + ("; computed in bfloat16, scored in float32" if preset.bf16 else "")
+            + (
+                f"; stopped after {counted(preset.patience, 'point')} of the curve without a "
+                "better one, and the best weights kept"
+                if preset.patience is not None
+                else ""
+            )
         ),
         "learning_rates_tried": {name: list(preset.learning_rates) for name in found.specs},
         "choice": (
@@ -263,6 +285,11 @@ def _speed_notes(found: Found) -> list[str]:
         notes.append(
             f"the speeds were measured by {len(moments)} commands, begun from {first} to {last} "
             "(UTC), and the machine may have been busier at one time than at another."
+        )
+    if found.execution.jobs > 1:
+        notes.append(
+            f"{found.execution.jobs} runs were at work at once, and shared the machine: speeds are "
+            "lower than those of a run alone."
         )
     if any(result["resumed_from"] for results in found.final.values() for result in results):
         notes.append("a run was interrupted and resumed: its speed is of more than one moment.")

@@ -20,8 +20,8 @@ from neural_attention.tasks import image_classification as scoring
 from neural_attention.tasks.image_data import load_images
 from neural_attention.tasks.json_files import has_form, is_amount, is_count
 from neural_attention.tasks.labelled_images import ImageSplits
-from neural_attention.tasks.language import share_values
 from neural_attention.tasks.prepared_images import PreparedImages, prepare_images
+from neural_attention.tasks.sharing import share_values
 from neural_attention.tasks.task import (
     PARTS,
     BuiltModel,
@@ -235,10 +235,11 @@ class ImageClassification(Task):
     def evaluation(self, preset: ImagePreset, data: Mapping[str, Any]) -> dict[str, str]:
         """How scores and curves are taken."""
         images = min(preset.curve_images, data["counts"]["validation"])
+        when = "after the last step" if preset.patience is None else "of the best weights"
         return {
             "evaluation": (
-                "top-1 accuracy after the last step, every image once, as it is, at "
-                f"{preset.image_size} × {preset.image_size}"
+                f"top-1 accuracy {when}, every image once, as it is, at {preset.image_size} × "
+                f"{preset.image_size}"
             ),
             "curves": f"validation loss over {counted(images, 'image')} of that part",
         }

@@ -48,6 +48,11 @@ class Preset:
         weight_decay: of weight matrices; not of biases, norms, slopes and ALiBi's slopes.
         betas: of AdamW.
         max_grad_norm: the gradient is clipped to this norm.
+        accumulation: parts into which a step's examples are cut, one after the other.
+        bf16: whether training computes in bfloat16 where torch's autocast does; parameters stay in
+            float32, and scores are taken in float32.
+        patience: stop after so many points of the curve without a better one, and keep the best
+            weights; None to do all steps and keep the last.
     """
 
     purpose: str
@@ -60,6 +65,9 @@ class Preset:
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = 1.0
+    accumulation: int = 1
+    bf16: bool = False
+    patience: int | None = None
 
 
 @dataclass(frozen=True)
@@ -95,22 +103,23 @@ class RunSpec:
         arm: name of the arm.
         attention: keywords of the arm's attention.
         layers: which layers have it.
-        overrides: sizes in which the arm differs: ``feed_forward``, the width of those layers, and
-            ``kv_heads``, the heads of keys and values.
+        overrides: in what else the arm differs: ``feed_forward``, the width of those layers,
+            ``kv_heads``, the heads of keys and values, and where models are converted ``roles`` and
+            ``start``.
         sizes: sizes that all arms share, keywords of the model's configuration.
         training: the fields of the preset that training and scoring read.
         learning_rate: peak of the schedule.
         seed: of initial values, data order and dropout.
         data: the description of the prepared data.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
-        environment: versions and number of threads.
+        environment: versions, and how many threads and processes work at the run.
     """
 
     task: str
     arm: str
     attention: dict[str, Any]
     layers: str | list[int]
-    overrides: dict[str, int]
+    overrides: dict[str, Any]
     sizes: dict[str, Any]
     training: dict[str, Any]
     learning_rate: float
@@ -195,6 +204,8 @@ class Task(abc.ABC):
         choice: the measure of the validation score by which an arm's learning rate is chosen.
         unit: what the speed counts, such as ``"tokens"``.
         data_noun: what the data are, such as ``"text"``.
+        converts: whether its models are those of transformers, converted, so that an arm may say
+            which attention is meant and how it starts.
     """
 
     name: ClassVar[str]
@@ -204,6 +215,7 @@ class Task(abc.ABC):
     choice: ClassVar[Measure]
     unit: ClassVar[str]
     data_noun: ClassVar[str]
+    converts: ClassVar[bool] = False
 
     # In the comparison's own process.
 

@@ -121,7 +121,7 @@ def tokenise(
         name = f"byte-level BPE, {size:,} entries, trained on the training part"
         arrays = {part: _encode_bpe(encoder, getattr(text, part)) for part in PARTS}
     else:
-        auto = _load_auto_tokenizer(tokenizer)
+        auto = load_tokenizer(tokenizer)
         size, start = len(auto), _start_token(auto)
         name = f"{legible(tokenizer)}, {size:,} entries"
         arrays = {part: _encode_auto(auto, getattr(text, part)) for part in PARTS}
@@ -259,12 +259,17 @@ def _encode_bpe(encoder: Any, text: str) -> np.ndarray:
     return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.uint32)
 
 
-def _load_auto_tokenizer(name: str) -> Any:
+def load_tokenizer(name: str) -> Any:
+    """A tokeniser of a folder or of the hub, without code of its own.
+
+    Raises:
+        ValueError: it cannot be loaded.
+    """
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(
-            name, trust_remote_code=False, local_files_only=not _hub_has(name)
+            name, trust_remote_code=False, local_files_only=not hub_has(name)
         )
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
@@ -274,8 +279,11 @@ def _load_auto_tokenizer(name: str) -> Any:
         ) from error
 
 
-def _hub_has(name: str) -> bool:
-    """Ask the hub once, shortly: without a network `transformers` itself retries for a minute."""
+def hub_has(name: str) -> bool:
+    """Whether the hub answers for this name, asked once and shortly.
+
+    Without a network transformers itself retries for a minute.
+    """
     import huggingface_hub
 
     if Path(name).is_dir():
