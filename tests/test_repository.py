@@ -26,7 +26,7 @@ LAYERS = (
     ("ops", "validation"),
     ("functional",),
     ("headwise", "presets", "starting_values", "score", "projection"),
-    ("rotary", "position_slopes", "sdpa", "cache"),
+    ("rotary", "position_slopes", "grid_positions", "sdpa", "cache"),
     (
         "layer_options",
         "folding",
@@ -51,8 +51,9 @@ RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 OUTSIDE_THE_LAYERS = ("__init__", "testing")
 
 OPTIONAL = (
-    "accelerate", "datasets", "matplotlib", "numpy", "pandas", "psutil", "rich", "safetensors",
-    "scipy", "tokenizers", "transformers", "triton", "yaml",
+    "PIL", "accelerate", "datasets", "matplotlib", "numpy", "pandas", "psutil", "rich",
+    "safetensors", "scipy", "sklearn", "tokenizers", "torchvision", "transformers", "triton",
+    "yaml",
 )  # fmt: skip
 
 

@@ -34,12 +34,12 @@ _FILE_NAMES = {
     "validation": ("validation.txt", "valid.txt", "dev.txt"),
     "test": ("test.txt",),
 }
-_HUB_SPLITS = {
+HUB_SPLITS = {
     "train": ("train",),
     "validation": ("validation", "valid", "dev"),
     "test": ("test",),
 }
-_HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?$")
+HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?$")
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def load_text(source: str | None = None) -> TextSplits:
         return _split_by_position(_read(path), name)
     if path.is_dir():
         return _from_folder(path, name)
-    if _HUB_NAME.match(source) and path.suffix != ".txt":
+    if HUB_NAME.match(source) and path.suffix != ".txt":
         return _from_hub(source)
     raise FileNotFoundError(
         f"no file or folder {source!r}. Give a text file, a folder of .txt files, a data set of "
@@ -237,6 +237,23 @@ def _line_start(text: str, position: int) -> int:
 
 
 def _from_hub(source: str) -> TextSplits:
+    sets = load_hub_sets(source)
+    parts: dict[str, str | None] = {}
+    for part, names in HUB_SPLITS.items():
+        found = [split for split in names if split in sets]
+        parts[part] = _join(_text_column(sets[found[0]], source)) if found else None
+    return _complete(parts, source)
+
+
+def load_hub_sets(source: str) -> Any:
+    """The splits of a data set of the hub, ``owner/name`` or ``owner/name:configuration``.
+
+    Raises:
+        FileNotFoundError: there is no such data set.
+        ValueError: an unknown configuration, or none where one is needed.
+        ConnectionError: no network, and no copy on this machine.
+        ImportError: ``datasets`` is missing.
+    """
     try:
         import datasets
     except ImportError as error:
@@ -248,7 +265,7 @@ def _from_hub(source: str) -> TextSplits:
     _require_hub(name, source)
     datasets.disable_progress_bars()
     try:
-        sets = datasets.load_dataset(name, configuration or None)
+        return datasets.load_dataset(name, configuration or None)
     except ValueError as error:
         # An unknown or missing configuration; the message of `datasets` lists those there are.
         raise ValueError(f"{source!r}: {error}") from error
@@ -256,11 +273,6 @@ def _from_hub(source: str) -> TextSplits:
         raise FileNotFoundError(f"no data set {source!r} on the hub: {error}") from error
     except network_errors() as error:
         raise _unreachable(source, error) from error
-    parts: dict[str, str | None] = {}
-    for part, names in _HUB_SPLITS.items():
-        found = [split for split in names if split in sets]
-        parts[part] = _join(_text_column(sets[found[0]], source)) if found else None
-    return _complete(parts, source)
 
 
 def _require_hub(name: str, source: str) -> None:
@@ -293,7 +305,7 @@ def network_errors() -> tuple[type[Exception], ...]:
 def _unreachable(source: str, error: Exception) -> ConnectionError:
     return ConnectionError(
         f"the Hugging Face hub does not answer, so {source!r} cannot be fetched ({error}). Connect "
-        "to a network, give a text file or a folder with --data, or use --data built-in."
+        "to a network, give files of your own with --data, or use --data built-in."
     )
 
 
