@@ -74,7 +74,7 @@ class Settings:
                 f"of indices by {', '.join(ROLES)}."
             )
         try:
-            options = check_options(**given)
+            options = check_options(**{**given, "score_network": given["score_network"] or None})
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"the configuration's neural_attention does not fit: {error}"
