@@ -192,7 +192,7 @@ def test_an_empty_folder_is_refused(tmp_path):
 
 def test_a_hub_name_without_a_network_says_what_to_do():
     pytest.importorskip("datasets")
-    with pytest.raises(ConnectionError, match="give a text file"):
+    with pytest.raises(ConnectionError, match="give files of your own"):
         load_text("nobody-here/no-such-set:raw")
 
 

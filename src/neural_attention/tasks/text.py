@@ -34,12 +34,15 @@ _FILE_NAMES = {
     "validation": ("validation.txt", "valid.txt", "dev.txt"),
     "test": ("test.txt",),
 }
-_HUB_SPLITS = {
+CONVERTED = "refs/convert/parquet"
+"""Where the hub keeps its own conversion of a data set to parquet files."""
+
+HUB_SPLITS = {
     "train": ("train",),
     "validation": ("validation", "valid", "dev"),
     "test": ("test",),
 }
-_HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?$")
+HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?$")
 
 
 @dataclass(frozen=True)
@@ -143,10 +146,10 @@ def load_text(source: str | None = None) -> TextSplits:
     # Not Path.expanduser, which raises for a user that there is not.
     path, name = Path(os.path.expanduser(source)), legible(source)
     if path.is_file():
-        return _split_by_position(_read(path), name)
+        return _split_by_position(read_utf8(path), name)
     if path.is_dir():
         return _from_folder(path, name)
-    if _HUB_NAME.match(source) and path.suffix != ".txt":
+    if HUB_NAME.match(source) and path.suffix != ".txt":
         return _from_hub(source)
     raise FileNotFoundError(
         f"no file or folder {source!r}. Give a text file, a folder of .txt files, a data set of "
@@ -172,7 +175,12 @@ def _python_documentation() -> str:
     return "\n\n".join(paragraphs) + "\n"
 
 
-def _read(path: Path) -> str:
+def read_utf8(path: Path) -> str:
+    """The text of a file, without a byte order mark.
+
+    Raises:
+        ValueError: it is empty, or not UTF-8; the message names the line.
+    """
     data, name = path.read_bytes(), legible(path)
     try:
         text = data.decode("utf-8-sig")
@@ -198,14 +206,14 @@ def _from_folder(folder: Path, source: str) -> TextSplits:
     parts: dict[str, str | None] = {}
     for part, names in _FILE_NAMES.items():
         found = [folder / name for name in names if (folder / name).is_file()]
-        parts[part] = _read(found[0]) if found else None
+        parts[part] = read_utf8(found[0]) if found else None
     if parts["train"] is not None:
         return _complete(parts, source)
     files = sorted(folder.glob("*.txt"))
     if not files:
         raise FileNotFoundError(f"no .txt file in the folder {legible(folder)}.")
     return _split_by_position(
-        "\n".join(_read(file) for file in files), f"{source}, {counted(len(files), 'file')}"
+        "\n".join(read_utf8(file) for file in files), f"{source}, {counted(len(files), 'file')}"
     )
 
 
@@ -237,6 +245,23 @@ def _line_start(text: str, position: int) -> int:
 
 
 def _from_hub(source: str) -> TextSplits:
+    sets = load_hub_sets(source)
+    parts: dict[str, str | None] = {}
+    for part, names in HUB_SPLITS.items():
+        found = [split for split in names if split in sets]
+        parts[part] = _join(_text_column(sets[found[0]], source)) if found else None
+    return _complete(parts, source)
+
+
+def load_hub_sets(source: str) -> Any:
+    """The splits of a data set of the hub, ``owner/name`` or ``owner/name:configuration``.
+
+    Raises:
+        FileNotFoundError: there is no such data set.
+        ValueError: an unknown configuration, or none where one is needed.
+        ConnectionError: no network, and no copy on this machine.
+        ImportError: ``datasets`` is missing.
+    """
     try:
         import datasets
     except ImportError as error:
@@ -248,7 +273,7 @@ def _from_hub(source: str) -> TextSplits:
     _require_hub(name, source)
     datasets.disable_progress_bars()
     try:
-        sets = datasets.load_dataset(name, configuration or None)
+        return _load_dataset(name, configuration or None)
     except ValueError as error:
         # An unknown or missing configuration; the message of `datasets` lists those there are.
         raise ValueError(f"{source!r}: {error}") from error
@@ -256,11 +281,19 @@ def _from_hub(source: str) -> TextSplits:
         raise FileNotFoundError(f"no data set {source!r} on the hub: {error}") from error
     except network_errors() as error:
         raise _unreachable(source, error) from error
-    parts: dict[str, str | None] = {}
-    for part, names in _HUB_SPLITS.items():
-        found = [split for split in names if split in sets]
-        parts[part] = _join(_text_column(sets[found[0]], source)) if found else None
-    return _complete(parts, source)
+
+
+def _load_dataset(name: str, configuration: str | None) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, configuration)
+    except RuntimeError as error:
+        # A set with a loading script, which `datasets` 4 and later do not run: the hub itself has
+        # converted many of them.
+        if "scripts are no longer supported" not in str(error):
+            raise
+        return datasets.load_dataset(name, configuration, revision=CONVERTED)
 
 
 def _require_hub(name: str, source: str) -> None:
@@ -293,7 +326,7 @@ def network_errors() -> tuple[type[Exception], ...]:
 def _unreachable(source: str, error: Exception) -> ConnectionError:
     return ConnectionError(
         f"the Hugging Face hub does not answer, so {source!r} cannot be fetched ({error}). Connect "
-        "to a network, give a text file or a folder with --data, or use --data built-in."
+        "to a network, give files of your own with --data, or use --data built-in."
     )
 
 
