@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neural_attention.activations import resolve
+from neural_attention.layer_options import SITES, resolve_projections
 from neural_attention.presets import PRESETS, preset_settings
 from neural_attention.starting_values import INITS
 from neural_attention.tasks.wording import did_you_mean
@@ -14,12 +15,14 @@ from neural_attention.tasks.wording import did_you_mean
 SCORES = ("dot", "neural", "hybrid", "additive")
 POSITIONS = ("rotary", "alibi", "slopes", "none")
 PROJECTIONS = ("linear", "mlp", "residual", "karbevski")
+ROLES = ("encoder", "decoder", "cross")
 
 GRAMMAR = (
     "An arm is a score (dot, neural, hybrid, additive, or neural:PRESET with "
     f"{', '.join(PRESETS)}), then options joined by '+': positions ({', '.join(POSITIONS)}), "
     "width=N, hidden=N, bottleneck=N, activation=NAME, init=NAME, share_heads, "
-    f"projection={'|'.join(PROJECTIONS)}, kv_heads=N, layers=all|first|last|0,2, feed_forward=N. "
+    f"projection={'|'.join(PROJECTIONS)}, or of some places as in projection=mlp:qko, kv_heads=N, "
+    "layers=all|first|last|0,2, roles=encoder,decoder,cross (some), feed_forward=N. "
     "Without a score it is a dot product: projection=mlp is dot+projection=mlp."
 )
 
@@ -39,7 +42,8 @@ class Arm:
         score: ``"dot"``, ``"neural"``, ``"hybrid"`` or ``"additive"``.
         preset: name of a published score network, or None.
         positions: None for the score's own default.
-        projection: kind of the query and key (karbevski: query) projections.
+        projection: kind of the query and key (karbevski: query) projections, or kinds by place.
+        roles: which of the attentions of an encoder and a decoder have it; None for all there are.
         layers: ``"all"``, ``"first"`` or layer numbers; those below 0 count from the end.
         network: keywords of the score network that differ from its defaults.
         feed_forward: width of the feed-forward layers, None for the model's.
@@ -50,7 +54,8 @@ class Arm:
     score: str = "dot"
     preset: str | None = None
     positions: str | None = None
-    projection: str = "linear"
+    projection: str | dict[str, str] = "linear"
+    roles: tuple[str, ...] | None = None
     layers: str | tuple[int, ...] = "all"
     network: dict[str, Any] = field(default_factory=dict)
     feed_forward: int | None = None
@@ -68,7 +73,7 @@ class Arm:
         return sorted({layer + count if layer < 0 else layer for layer in self.layers})
 
     def attention(self, head_dim: int) -> dict[str, Any]:
-        """Keywords of :class:`neural_attention.NeuralAttention`, plain values.
+        """Keywords of :class:`neural_attention.NeuralAttention`, plain values; and ``roles``.
 
         >>> parse_arm("neural+width=8").attention(64)
         {'score': 'neural', 'projection': 'linear', 'score_network': {'width': 8}}
@@ -76,6 +81,8 @@ class Arm:
         keywords: dict[str, Any] = {"score": self.score, "projection": self.projection}
         if self.positions is not None:
             keywords["positions"] = self.positions
+        if self.roles is not None:
+            keywords["roles"] = list(self.roles)
         if self.preset is not None:
             keywords["score_network"] = preset_settings(self.preset, head_dim, self.network)
         elif self.network:
@@ -163,7 +170,7 @@ def check_arms(arms: Iterable[Arm]) -> None:
     known: dict[str, str] = {}
     for arm in arms:
         what = repr((arm.score, arm.preset, arm.positions, arm.projection, arm.layers,
-                     sorted(arm.network.items()), arm.feed_forward, arm.kv_heads))  # fmt: skip
+                     arm.roles, sorted(arm.network.items()), arm.feed_forward, arm.kv_heads))  # fmt: skip
         if what in known:
             raise ValueError(f"the arms {known[what]!r} and {arm.name!r} are the same.")
         known[what] = arm.name
@@ -198,12 +205,35 @@ def _init(text: str, key: str, value: str) -> str:
     return value
 
 
-def _projection(text: str, key: str, value: str) -> str:
-    if value not in PROJECTIONS:
+def _projection(text: str, key: str, value: str) -> str | dict[str, str]:
+    kind, colon, places = value.partition(":")
+    if kind not in PROJECTIONS:
         raise ValueError(
-            f"arm {text!r}: unknown projection {value!r}; known are {', '.join(PROJECTIONS)}."
+            f"arm {text!r}: unknown projection {kind!r}; known are {', '.join(PROJECTIONS)}."
         )
-    return value
+    if not colon:
+        return kind
+    if not places or len(set(places)) < len(places) or not set(places) <= set(SITES):
+        raise ValueError(
+            f"arm {text!r}: {places!r} behind projection={kind}: some of {', '.join(SITES)} are "
+            f"needed, such as {kind}:qk."
+        )
+    by_place = {place: kind for place in SITES if place in places}
+    try:
+        resolve_projections(by_place)
+    except ValueError as error:
+        raise ValueError(f"arm {text!r}: {error}") from None
+    return by_place
+
+
+def _roles(text: str, key: str, value: str) -> tuple[str, ...]:
+    chosen = value.split(",")
+    if len(set(chosen)) < len(chosen) or not set(chosen) <= set(ROLES):
+        raise ValueError(
+            f"arm {text!r}: roles is {value!r}; some of {', '.join(ROLES)} are needed, such as "
+            "roles=encoder,cross."
+        )
+    return tuple(role for role in ROLES if role in chosen)
 
 
 def _layers(text: str, key: str, value: str) -> str | tuple[int, ...]:
@@ -229,6 +259,7 @@ _NETWORK_OPTIONS: dict[str, Callable[[str, str, str], Any]] = {
 _ARM_OPTIONS: dict[str, Callable[[str, str, str], Any]] = {
     "projection": _projection,
     "layers": _layers,
+    "roles": _roles,
     "kv_heads": _whole,
     "feed_forward": _whole,
 }

@@ -41,7 +41,16 @@ def spec_of(
     device: str,
     environment: dict[str, Any],
 ) -> RunSpec:
-    """The run of an arm at the first learning rate and seed 0; before there are data, a trial."""
+    """The run of an arm at the first learning rate and seed 0; before there are data, a trial.
+
+    Raises:
+        ValueError: the arm chooses between kinds of attention, and the models have one.
+    """
+    if arm.roles is not None and not set(arm.roles) <= set(task.roles):
+        raise ValueError(
+            f"arm {arm.name!r}: roles choose between the attentions of an encoder and a decoder, "
+            f"and the {task.title} of {task.name} have one kind."
+        )
     overrides = {"feed_forward": arm.feed_forward, "kv_heads": arm.kv_heads}
     sizes = task.sizes(preset, data)
     schedule = ("batch_size", "steps", "warmup_steps", "weight_decay", "betas", "max_grad_norm",

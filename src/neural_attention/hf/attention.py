@@ -12,15 +12,13 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.masking_utils import sdpa_mask
 
 from .caching import CacheView, view
+from .dot_product import DOT_PRODUCT, refuse_not_computed
 from .score import AttentionScore
 
 NAME = "neural_attention"
 # The keyword in which a module passes its cache's view on to its attention function.
 VIEW = "neural_attention_cache"
-FALLBACKS = ("eager", "sdpa")
-
-# Keywords that change attention weights, given by some models; see discovery.UNDERSTOOD.
-_NOT_COMPUTED = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")
+FALLBACKS = ("eager", "sdpa", DOT_PRODUCT)
 
 
 def neural_attention_forward(
@@ -61,12 +59,7 @@ def neural_attention_forward(
     if not score.is_own and passes_on:
         arguments = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
         return score.fallback(module, query, key, value, attention_mask, **arguments, **kwargs)
-    for name in _NOT_COMPUTED:
-        if kwargs.get(name) is not None:
-            raise ValueError(
-                f"{type(module).__name__} gives its attention {name!r}, which a converted model "
-                "does not compute."
-            )
+    refuse_not_computed(module, kwargs)
     offset = None if cache is None else cache.query_offset
     causal = is_causal and attention_mask is None and query.shape[2] > 1
     if causal and offset is None:
@@ -89,14 +82,14 @@ def fallback_of(kind: type[nn.Module], implementation: str) -> Callable[..., Any
     """The attention function that a class of modules uses under an implementation's name.
 
     Raises:
-        ValueError: neither ``eager`` nor ``sdpa``.
+        ValueError: none of :data:`FALLBACKS`.
     """
-    if implementation == "sdpa":
-        return AttentionInterface()["sdpa"]
+    if implementation in ("sdpa", DOT_PRODUCT):
+        return AttentionInterface()[implementation]
     if implementation != "eager":
         raise ValueError(
             f"the model's attention implementation is {implementation!r}: expected "
-            f"{' or '.join(FALLBACKS)}. Call model.set_attn_implementation('sdpa') before."
+            f"{', '.join(FALLBACKS)}. Call model.set_attn_implementation('sdpa') before."
         )
     return EagerAttention(inspect.unwrap(kind.forward).__globals__["eager_attention_forward"])
 

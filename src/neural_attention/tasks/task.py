@@ -203,6 +203,7 @@ class Task(abc.ABC):
         choice: the measure of the validation score by which an arm's learning rate is chosen.
         unit: what the speed counts, such as ``"tokens"``.
         data_noun: what the data are, such as ``"text"``.
+        roles: the kinds of attention of its models, where an arm may choose between several.
     """
 
     name: ClassVar[str]
@@ -212,6 +213,7 @@ class Task(abc.ABC):
     choice: ClassVar[Measure]
     unit: ClassVar[str]
     data_noun: ClassVar[str]
+    roles: ClassVar[tuple[str, ...]] = ()
 
     # In the comparison's own process.
 
@@ -291,9 +293,13 @@ class Task(abc.ABC):
             ValueError, TypeError: the arm does not fit the model.
         """
 
+    def save(self, model: PreTrainedModel, folder: Path, spec: RunSpec) -> None:
+        """Write a trained model, and what belongs to it, into a folder."""
+        model.save_pretrained(folder)
+
     @abc.abstractmethod
     def load(self, folder: Path, spec: RunSpec) -> PreTrainedModel:
-        """A model that ``save_pretrained`` wrote."""
+        """A model that :meth:`save` wrote."""
 
     @abc.abstractmethod
     def training_set(self, spec: RunSpec) -> TrainingSet:

@@ -1,0 +1,448 @@
+"""Translation as a task of a comparison."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from neural_attention.tasks.parallel_text import ParallelText, load_parallel, overlaps
+from neural_attention.tasks.parallel_tokens import TOKENIZER, PairFiles, encode_pairs, load_tokenizer
+from neural_attention.tasks.pretrained import folder_sha256, model_folder
+from neural_attention.tasks.task import (
+    PARTS,
+    BuiltModel,
+    Measure,
+    Part,
+    Preset,
+    RunSpec,
+    Say,
+    Task,
+    TrainingSet,
+)
+from neural_attention.tasks.translating import (
+    NO_LABEL,
+    batch_of,
+    measure,
+    signatures,
+    token_loss,
+    translate_ids,
+)
+from neural_attention.tasks.wording import counted
+
+PAIRS_AT_ONCE = 32
+MOST_PASSES = 50
+INITS = ("random", "preserve")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationPreset(Preset):
+    """A translation model, its training and its evaluation.
+
+    Attributes:
+        hidden_size, intermediate_size, num_layers, num_heads: sizes of a model from scratch, with
+            ``num_layers`` layers in the encoder and as many in the decoder.
+        dropout: of a model from scratch.
+        vocab_size: entries of the vocabulary that is trained for it.
+        length: tokens of a training sequence at most, on either side.
+        curve_pairs: validation pairs of a point of the curve.
+        validation_sentences: validation sentences that are translated at the end of a run.
+        num_beams, most_new_tokens: of the beam search.
+        data, source_language, target_language: see :func:`.parallel_text.load_parallel`.
+        model: a pretrained Marian model; None for one from scratch.
+        init: how converted parts of a pretrained model start, see
+            :func:`neural_attention.hf.convert`; None for ``preserve``. From scratch it is
+            ``random``.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    dropout: float
+    vocab_size: int
+    length: int
+    curve_pairs: int
+    validation_sentences: int
+    num_beams: int
+    most_new_tokens: int
+    data: str | None = None
+    source_language: str | None = None
+    target_language: str | None = None
+    model: str | None = None
+    init: str | None = None
+
+
+PRESETS: Mapping[str, TranslationPreset] = MappingProxyType(
+    {
+        "smoke": TranslationPreset(
+            purpose="does everything once, in seconds; the numbers mean nothing",
+            hidden_size=16,
+            intermediate_size=32,
+            num_layers=1,
+            num_heads=2,
+            dropout=0.1,
+            vocab_size=512,
+            length=64,
+            batch_size=4,
+            steps=12,
+            warmup_steps=2,
+            learning_rates=(3e-3,),
+            seeds=1,
+            evaluations=3,
+            curve_pairs=8,
+            validation_sentences=4,
+            num_beams=2,
+            most_new_tokens=8,
+        ),
+        "quick": TranslationPreset(
+            purpose="a first look at number words, minutes on two cores",
+            hidden_size=64,
+            intermediate_size=128,
+            num_layers=2,
+            num_heads=2,
+            dropout=0.0,
+            vocab_size=512,
+            length=64,
+            batch_size=32,
+            steps=400,
+            warmup_steps=40,
+            learning_rates=(2e-3, 4e-3, 8e-3),
+            seeds=1,
+            evaluations=8,
+            curve_pairs=128,
+            validation_sentences=100,
+            num_beams=2,
+            most_new_tokens=64,
+        ),
+        "laptop": TranslationPreset(
+            purpose="about 15 minutes a run on one core; give it some ten thousand sentence pairs",
+            hidden_size=128,
+            intermediate_size=512,
+            num_layers=3,
+            num_heads=4,
+            dropout=0.2,
+            vocab_size=6000,
+            length=96,
+            batch_size=64,
+            steps=3000,
+            warmup_steps=300,
+            learning_rates=(1e-3, 2e-3, 4e-3),
+            seeds=3,
+            evaluations=15,
+            curve_pairs=256,
+            validation_sentences=200,
+            num_beams=4,
+            most_new_tokens=128,
+        ),
+        "paper": TranslationPreset(
+            purpose="the setting of arXiv 2310.11398, fine-tuning of a pretrained model: on a GPU",
+            hidden_size=512,
+            intermediate_size=2048,
+            num_layers=6,
+            num_heads=8,
+            dropout=0.1,
+            vocab_size=16_000,
+            length=128,
+            batch_size=32,
+            steps=38_640,  # six times over 206,112 pairs
+            warmup_steps=500,
+            learning_rates=(2e-5, 5e-5, 1e-4),
+            seeds=3,
+            evaluations=38,
+            curve_pairs=888,
+            validation_sentences=888,
+            num_beams=6,
+            most_new_tokens=256,
+            weight_decay=0.0,
+            betas=(0.9, 0.999),
+            data="IWSLT/iwslt2017:iwslt2017-de-en",
+            source_language="de",
+            target_language="en",
+            model="Helsinki-NLP/opus-mt-de-en",
+            init="random",
+        ),
+    }
+)
+
+DEFAULT_ARMS = ("dot", "neural", "hybrid", "projection=mlp:qko")
+PRESERVING_ARMS = ("dot", "hybrid", "projection=residual:qko")
+"""Where a pretrained model is to compute what it did at the start."""
+
+_LOSS = Measure("loss", "loss", True, "difference", "loss", " nats", 3)
+
+
+class Translation(Task):
+    """BLEU of Marian models from scratch or pretrained; see :class:`TranslationPreset`."""
+
+    name = "translation"
+    title = "translation models"
+    presets = PRESETS
+    measures = (
+        Measure("bleu", "BLEU", False, "difference", "BLEU"),
+        Measure("chrf", "chrF", False, "difference", "chrF"),
+        _LOSS,
+    )
+    choice = _LOSS
+    unit = "tokens"
+    data_noun = "text"
+    roles = ("encoder", "decoder", "cross")
+
+    def choose(self, preset: TranslationPreset, options: Mapping[str, Any]) -> TranslationPreset:
+        """The preset with what the options change in its model and data."""
+        changes = {name: value for name, value in options.items() if value is not None}
+        if "data" in changes:
+            # The preset's languages are those of its own data.
+            changes = {"source_language": None, "target_language": None, **changes}
+        if "vocab_size" in changes:
+            size = changes["vocab_size"]
+            if not (size.isascii() and size.isdigit() and int(size) > 0):
+                raise ValueError(f"vocab size is {size!r}: a whole number of entries is needed.")
+            changes["vocab_size"] = int(size)
+        if changes.get("model") == "scratch":
+            changes["model"] = None
+        chosen = replace(preset, **changes)
+        if chosen.init not in (None, *INITS):
+            raise ValueError(f"init is {chosen.init!r}: {' or '.join(INITS)} is needed.")
+        if chosen.model is None and "init" in changes and chosen.init != "random":
+            raise ValueError(
+                "init='preserve' keeps what a pretrained model computes, and there is none: name "
+                "one with --model."
+            )
+        if chosen.model is not None and "vocab_size" in changes:
+            raise ValueError("a pretrained model has its own vocabulary: leave --vocab-size out.")
+        return chosen
+
+    def default_arms(self, preset: TranslationPreset) -> tuple[str, ...]:
+        """Dot product, networks and projections, as the start allows."""
+        return PRESERVING_ARMS if _init(preset) == "preserve" else DEFAULT_ARMS
+
+    def read(self, preset: TranslationPreset, say: Say) -> tuple[ParallelText, list[str]]:
+        """The pairs, and what is the matter with them; the pretrained model is looked at too."""
+        signatures()  # better without sacreBLEU now than after the training
+        if preset.model is not None:
+            from neural_attention.tasks.marian import marian_config
+
+            marian_config(model_folder(preset.model))
+        text = load_parallel(preset.data, preset.source_language, preset.target_language)
+        source, target = text.languages
+        say(f"data: {text.source}, {source} to {target}; sha256 {text.sha256[:16]}")
+        return text, [*text.notes, *overlaps(text)]
+
+    def prepare(
+        self, source: ParallelText, preset: TranslationPreset, folder: Path, say: Say
+    ) -> dict[str, Any]:
+        """The sequences, written into ``folder``."""
+        pretrained = None if preset.model is None else model_folder(preset.model)
+        files = encode_pairs(
+            source,
+            folder,
+            tokenizer=None if pretrained is None else str(pretrained),
+            vocab_size=preset.vocab_size,
+            length=preset.length,
+            limit=_most_tokens(preset),
+            say=say,
+        )
+        return {
+            **asdict(files),
+            "source": source.source,
+            "languages": list(source.languages),
+            "text_sha256": source.sha256,
+            "model_sha256": None if pretrained is None else folder_sha256(pretrained),
+            "counted": "pairs",
+        }
+
+    def describe(self, data: Mapping[str, Any]) -> str:
+        """Pairs of each part, and the vocabulary."""
+        counts = ", ".join(f"{data['counts'][part]:,} {part}" for part in PARTS)
+        return f"pairs: {counts} ({data['tokenizer']})"
+
+    def notes(self, preset: TranslationPreset, data: Mapping[str, Any]) -> list[str]:
+        """How translations were measured, and what to mind about the data."""
+        told = [f"{name}: sacreBLEU, {value}." for name, value in signatures().items()]
+        if data["left_out"]:
+            pairs = counted(data["left_out"], "training pair")
+            told.append(f"{pairs} of more than {preset.length} tokens left out.")
+        if data["cut"]:
+            told.append(
+                f"{counted(data['cut'], 'validation or test sequence')} cut to the "
+                f"{_most_tokens(preset)} tokens that the model takes."
+            )
+        passes = preset.steps * preset.batch_size / data["counts"]["train"]
+        if passes > MOST_PASSES:
+            told.append(
+                f"the training pairs are read {passes:.0f} times over, which models of this size "
+                "learn by heart: give more with --data."
+            )
+        return told
+
+    def evaluation(self, preset: TranslationPreset, data: Mapping[str, Any]) -> dict[str, str]:
+        """How scores and curves are taken."""
+        told = ", ".join(f"{name} {value}" for name, value in signatures().items())
+        counts = data["counts"]
+        sentences = min(preset.validation_sentences, counts["validation"])
+        return {
+            "evaluation": (
+                f"sacreBLEU ({told}) of translations by beam search with "
+                f"{counted(preset.num_beams, 'beam')} and at most {preset.most_new_tokens} tokens: "
+                f"all {counted(counts['test'], 'test sentence')}, the first "
+                f"{sentences:,} of the validation part; loss is the mean over all target tokens of "
+                "a part, not smoothed"
+            ),
+            "curves": (
+                "validation loss over the first "
+                f"{counted(min(preset.curve_pairs, counts['validation']), 'pair')} of that part"
+            ),
+        }
+
+    def sizes(self, preset: TranslationPreset, data: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Sizes of the model; any vocabulary where there are no data yet."""
+        shared = {"pretrained": None, "init": _init(preset)}
+        if preset.model is not None:
+            from neural_attention.tasks.marian import marian_config
+
+            folder = model_folder(preset.model)
+            config = marian_config(folder)
+            return shared | {
+                "pretrained": str(folder.resolve()),
+                "hidden_size": config.d_model,
+                "intermediate_size": config.encoder_ffn_dim,
+                "num_hidden_layers": config.encoder_layers,
+                "num_attention_heads": config.encoder_attention_heads,
+            }
+        return shared | {
+            "hidden_size": preset.hidden_size,
+            "intermediate_size": preset.intermediate_size,
+            "num_hidden_layers": preset.num_layers,
+            "num_attention_heads": preset.num_heads,
+            "dropout": preset.dropout,
+            "vocab_size": data["vocab_size"] if data is not None else preset.vocab_size,
+            "end": data["end"] if data is not None else 0,
+            "pad": data["pad"] if data is not None else 1,
+        }
+
+    def head_dim(self, preset: TranslationPreset) -> int:
+        """Width of a head."""
+        sizes = self.sizes(preset, None)
+        return int(sizes["hidden_size"] // sizes["num_attention_heads"])
+
+    def training(self, preset: TranslationPreset) -> dict[str, Any]:
+        """What training and scoring read of the preset."""
+        names = ("curve_pairs", "validation_sentences", "num_beams", "most_new_tokens")
+        return {name: getattr(preset, name) for name in names}
+
+    def build(self, spec: RunSpec, backend: str | None = None) -> BuiltModel:
+        """Every parameter of the dot-product model that the arm keeps starts as it does there."""
+        from neural_attention.tasks import marian
+
+        return marian.build(spec, backend)
+
+    def save(self, model: Any, folder: Path, spec: RunSpec) -> None:
+        """The weights of a run with the tokeniser, so that it can translate."""
+        model.save_pretrained(folder)
+        load_tokenizer(Path(_files(spec).folder) / TOKENIZER).save_pretrained(folder)
+
+    def load(self, folder: Path, spec: RunSpec) -> Any:
+        """The weights of a run."""
+        from neural_attention.tasks import marian
+
+        return marian.load(folder)
+
+    def training_set(self, spec: RunSpec) -> TrainingSet:
+        """Pairs of the training part."""
+        count = spec.training["steps"] * spec.training["batch_size"]
+        return TrainingPairs(_files(spec).load("train"), count, spec.seed)
+
+    def collate(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """A batch: source ids and their mask, and labels, each (batch, longest), int64."""
+        return batch_of([(one["source"], one["target"]) for one in examples])
+
+    def units(self, batch: Mapping[str, torch.Tensor]) -> int:
+        """Tokens of the translations, padding left out."""
+        return int(batch["labels"].ne(NO_LABEL).sum())
+
+    def curve_point(self, model: Any, spec: RunSpec) -> float:
+        """Loss over the first pairs of the validation part."""
+        pairs = _files(spec).load("validation")
+        count = min(spec.training["curve_pairs"], len(pairs))
+        return token_loss(model, [pairs[index] for index in range(count)], PAIRS_AT_ONCE)
+
+    def score(self, model: Any, spec: RunSpec, part: Part) -> dict[str, Any]:
+        """The loss of a part; BLEU and chrF of it, or of the first validation sentences."""
+        files = _files(spec)
+        pairs = list(files.load(part))
+        references = files.references(part)
+        if part == "validation":
+            references = references[: spec.training["validation_sentences"]]
+        made = translate_ids(
+            model,
+            [source for source, _ in pairs[: len(references)]],
+            batch_size=PAIRS_AT_ONCE,
+            num_beams=spec.training["num_beams"],
+            max_new_tokens=spec.training["most_new_tokens"],
+        )
+        tokenizer = load_tokenizer(Path(files.folder) / TOKENIZER)
+        texts = tokenizer.batch_decode(made, skip_special_tokens=True)
+        return {
+            "loss": token_loss(model, pairs, PAIRS_AT_ONCE),
+            **measure(texts, references),
+            "sentences": len(texts),
+        }
+
+    def probe(self, spec: RunSpec) -> dict[str, torch.Tensor]:
+        """Two pairs of the validation part."""
+        pairs = _files(spec).load("validation")
+        return batch_of([pairs[index] for index in range(min(2, len(pairs)))])
+
+
+class TrainingPairs(TrainingSet):
+    """Pairs in random order, each once a pass.
+
+    Args:
+        pairs: the training part.
+        count: how many are read in the whole run.
+        seed: of the order.
+    """
+
+    def __init__(self, pairs: Any, count: int, seed: int) -> None:
+        self.pairs = pairs
+        generator = np.random.Generator(np.random.PCG64(seed))
+        passes = -(-count // len(pairs))
+        orders = [generator.permutation(len(pairs)) for _ in range(passes)]
+        self.order = np.concatenate(orders)[:count]
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the order in which the pairs are read."""
+        return hashlib.sha256(self.order.astype("<i8").tobytes()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        source, target = self.pairs[int(self.order[index])]
+        return {"source": source, "target": target}
+
+
+def _files(spec: RunSpec) -> PairFiles:
+    return PairFiles.of(spec.data)
+
+
+def _init(preset: TranslationPreset) -> str:
+    if preset.model is None:
+        return "random"
+    return preset.init if preset.init is not None else "preserve"
+
+
+def _most_tokens(preset: TranslationPreset) -> int:
+    from neural_attention.tasks.marian import MOST_TOKENS, marian_config
+
+    if preset.model is None:
+        return MOST_TOKENS
+    return int(marian_config(model_folder(preset.model)).max_position_embeddings)
