@@ -44,6 +44,11 @@ def sentence_of(arms, reference, steps):
         ("hybrid+rotary", {"score": "hybrid", "projection": "linear", "positions": "rotary"}),
         ("additive", {"score": "additive", "projection": "linear"}),
         ("projection=mlp", {"score": "dot", "projection": "mlp"}),
+        ("projection=mlp:qk", {"score": "dot", "projection": "mlp"}),
+        (
+            "projection=mlp:oqk",
+            {"score": "dot", "projection": {"q": "mlp", "k": "mlp", "o": "mlp"}},
+        ),
         (
             "alibi+projection=residual",
             {"score": "dot", "projection": "residual", "positions": "alibi"},
@@ -93,6 +98,12 @@ def test_an_arm_says_which_layers_have_it(name, layers):
     assert parse_arm(name).layers == layers
 
 
+def test_an_arm_says_which_attentions_have_it():
+    attention = parse_arm("neural+roles=cross,encoder").attention(64)
+    assert attention["roles"] == ["encoder", "cross"]
+    assert "roles" not in parse_arm("neural").attention(64)
+
+
 def test_the_last_layer_is_counted_from_the_end():
     assert parse_arm("neural+layers=first,last").layers_of(8) == [0, 7]
     assert parse_arm("neural+layers=last").layers_of(1) == [0]
@@ -115,6 +126,11 @@ def test_the_last_layer_is_counted_from_the_end():
         ("dot+width=8", "a dot product has none"),
         ("dot+slopes", "slopes are positions of a score network"),
         ("dot+projection=cubic", "unknown projection 'cubic'"),
+        ("projection=mlp:qx", "'qx' behind projection=mlp: some of q, k, v, o are needed"),
+        ("projection=mlp:qq", "'qq' behind projection=mlp"),
+        ("projection=karbevski:k", "it replaces the query projection alone"),
+        ("neural+roles=middle", "roles is 'middle'; some of encoder, decoder, cross"),
+        ("neural+roles=cross,cross", "roles is 'cross,cross'"),
         ("neural+layers=middle", "layers is 'middle'"),
         ("neural+layers=-1", "layers is '-1'"),
         ("dot+feed_forward=4611686018427387904", "is '4611686018427387904', a whole number from 1"),

@@ -42,7 +42,7 @@ LAYERS = (
     ("tasks",),
     ("compare",),
     ("bench",),
-    ("cli_compare",),
+    ("cli_compare", "cli_translate"),
     ("cli",),
     ("__main__",),
 )
@@ -51,8 +51,9 @@ RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 OUTSIDE_THE_LAYERS = ("__init__", "testing")
 
 OPTIONAL = (
-    "accelerate", "datasets", "matplotlib", "numpy", "pandas", "psutil", "rich", "safetensors",
-    "scipy", "tokenizers", "transformers", "triton", "yaml",
+    "accelerate", "datasets", "matplotlib", "num2words", "numpy", "pandas", "psutil", "pyarrow",
+    "rich", "sacrebleu", "safetensors", "scipy", "sentencepiece", "tokenizers", "transformers",
+    "triton", "yaml",
 )  # fmt: skip
 
 

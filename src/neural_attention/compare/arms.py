@@ -169,8 +169,9 @@ def check_arms(arms: Iterable[Arm]) -> None:
     """
     known: dict[str, str] = {}
     for arm in arms:
-        what = repr((arm.score, arm.preset, arm.positions, arm.projection, arm.layers,
-                     arm.roles, sorted(arm.network.items()), arm.feed_forward, arm.kv_heads))  # fmt: skip
+        what = repr((arm.score, arm.preset, arm.positions, arm.projection, arm.roles,
+                     arm.layers, sorted(arm.network.items()), arm.feed_forward,
+                     arm.kv_heads))  # fmt: skip
         if what in known:
             raise ValueError(f"the arms {known[what]!r} and {arm.name!r} are the same.")
         known[what] = arm.name
@@ -220,10 +221,10 @@ def _projection(text: str, key: str, value: str) -> str | dict[str, str]:
         )
     by_place = {place: kind for place in SITES if place in places}
     try:
-        resolve_projections(by_place)
+        is_usual = resolve_projections(by_place) == resolve_projections(kind)
     except ValueError as error:
         raise ValueError(f"arm {text!r}: {error}") from None
-    return by_place
+    return kind if is_usual else by_place
 
 
 def _roles(text: str, key: str, value: str) -> tuple[str, ...]:

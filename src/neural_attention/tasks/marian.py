@@ -87,7 +87,8 @@ def build(spec: RunSpec, backend: str | None) -> BuiltModel:
         # Drawn after the stock model's values, which every arm has.
         torch.manual_seed(spec.seed)
         model = convert(model, **options)
-    shared, own = [], []
+    shared: list[str] = []
+    own: list[str] = []
     for name, parameter in model.named_parameters():
         (shared if shapes.get(name) == parameter.shape else own).append(name)
     return BuiltModel(model, tuple(shared), tuple(own))
@@ -132,9 +133,8 @@ def _from_scratch(sizes: Mapping[str, Any]) -> dict[str, Any]:
         sizes[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
     )
     by_side = {"layers": depth, "attention_heads": heads, "ffn_dim": sizes["intermediate_size"]}
-    return {
-        f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in by_side.items()
-    } | {
+    sides = ("encoder", "decoder")
+    return {f"{side}_{name}": by_side[name] for side in sides for name in by_side} | {
         "d_model": width,
         "vocab_size": sizes["vocab_size"],
         "dropout": sizes["dropout"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -165,7 +166,7 @@ def encode_pairs(
     encoder = load_tokenizer(folder / TOKENIZER)
     counts: dict[str, int] = {}
     target_tokens: dict[str, int] = {}
-    left_out = cut = 0
+    left_out = too_long = 0
     for part in PARTS:
         encoded = list(_encode(encoder, text.parts[part]))
         references = [target for _, target in text.parts[part]]
@@ -173,8 +174,8 @@ def encode_pairs(
             kept = [pair for pair in encoded if max(map(len, pair)) <= length]
             left_out, encoded, references = len(encoded) - len(kept), kept, []
         else:
-            cut += sum(len(ids) > limit for pair in encoded for ids in pair)
-            encoded = [(_cut(source, limit), _cut(target, limit)) for source, target in encoded]
+            too_long += sum(len(ids) > limit for pair in encoded for ids in pair)
+            encoded = [(cut(source, limit), cut(target, limit)) for source, target in encoded]
         if not encoded:
             raise ValueError(
                 f"no pair of the {part} part has at most {length} tokens on both sides: give "
@@ -192,7 +193,7 @@ def encode_pairs(
         counts=counts,
         target_tokens=target_tokens,
         left_out=left_out,
-        cut=cut,
+        cut=too_long,
         sha256=digest_of(_hashes(folder, "*.*")),
     )
     content = {
@@ -204,6 +205,11 @@ def encode_pairs(
     return files
 
 
+def cut(ids: list[int], limit: int) -> list[int]:
+    """At most so many, with the end at the end."""
+    return ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
+
+
 def load_tokenizer(folder: Path) -> Any:
     """A tokeniser from a folder, from nowhere else and without code of its own.
 
@@ -213,9 +219,12 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        found = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
-        )
+        with warnings.catch_warnings():
+            # Marian's advises a package that is not needed.
+            warnings.simplefilter("ignore", UserWarning)
+            found = AutoTokenizer.from_pretrained(
+                folder, trust_remote_code=False, local_files_only=True
+            )
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).strip().splitlines() or [repr(error)])[0]
         raise ValueError(f"{legible(folder)} has no tokeniser that loads ({reason}).") from error
@@ -235,11 +244,6 @@ def _encode(encoder: Any, pairs: Sequence[Pair]) -> Iterator[tuple[list[int], li
             encoder(text_target=list(targets), **options)["input_ids"],
             strict=True,
         )
-
-
-def _cut(ids: list[int], limit: int) -> list[int]:
-    """At most so many, with the end at the end."""
-    return ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
 
 
 def _write(

@@ -1,14 +1,19 @@
-"""Translating: sequences by beam search, and how the result is measured."""
+"""Translating: sequences and lines by beam search, and how the result is measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
 import torch
 
 from neural_attention.observation import evaluating
+from neural_attention.tasks.parallel_tokens import cut, load_tokenizer
+from neural_attention.tasks.pretrained import model_folder
+from neural_attention.tasks.wording import legible
 
 NO_LABEL = -100
 
@@ -92,6 +97,80 @@ def translate_ids(
             for index, ids in zip(chosen, made.tolist(), strict=True):
                 found[index] = ids
     return found
+
+
+@dataclass(frozen=True)
+class Translator:
+    """A saved model with its tokeniser.
+
+    Attributes:
+        model: a sequence-to-sequence model of transformers, stock or converted.
+        tokenizer: its own.
+        most_tokens: that the model takes of a sentence.
+        generation: keywords of ``generate``.
+    """
+
+    model: Any
+    tokenizer: Any
+    most_tokens: int
+    generation: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, name: str, device: str, num_beams: int | None = None) -> Translator:
+        """From a folder, or a name on the hub.
+
+        Args:
+            name: such as the ``model`` folder of a run.
+            device: where it works.
+            num_beams: of the beam search; None for what the model's generation settings say.
+
+        Raises:
+            FileNotFoundError: there is no such model.
+            ValueError: it is no sequence-to-sequence model, or has no tokeniser.
+        """
+        from neural_attention.report.loading import import_transformers, load_model
+
+        logging = import_transformers().utils.logging
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        folder = model_folder(name)
+        model = load_model(str(folder))
+        if not model.config.is_encoder_decoder or not model.can_generate():
+            raise ValueError(
+                f"{legible(name)} holds a {type(model).__name__}: a sequence-to-sequence model is "
+                "needed to translate."
+            )
+        tokenizer = load_tokenizer(folder)
+        limits = (
+            getattr(model.config, "max_position_embeddings", None),
+            tokenizer.model_max_length,
+        )
+        generation = {} if num_beams is None else {"num_beams": num_beams}
+        return cls(model.to(device), tokenizer, min(filter(None, limits)), generation)
+
+    def lines(self, lines: Sequence[str], batch_size: int) -> tuple[list[str], list[int]]:
+        """Translations of lines, in their order, and the indices of those that were too long.
+
+        An empty line gives an empty line; one that is too long is cut.
+        """
+        filled = [index for index, line in enumerate(lines) if line.strip()]
+        translations = [""] * len(lines)
+        if not filled:
+            return translations, []
+        texts = [lines[index] for index in filled]
+        encoded = self.tokenizer(texts, split_special_tokens=True, verbose=False)["input_ids"]
+        made = translate_ids(
+            self.model,
+            [cut(ids, self.most_tokens) for ids in encoded],
+            batch_size=batch_size,
+            **self.generation,
+        )
+        decoded = self.tokenizer.batch_decode(made, skip_special_tokens=True)
+        for index, translation in zip(filled, decoded, strict=True):
+            # A line in, a line out.
+            translations[index] = " ".join(translation.split("\n"))
+        are_too_long = [len(ids) > self.most_tokens for ids in encoded]
+        return translations, list(compress(filled, are_too_long))
 
 
 def measure(translations: Sequence[str], references: Sequence[str]) -> dict[str, float | str]:
