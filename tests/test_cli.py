@@ -54,7 +54,9 @@ def test_help_names_every_option(capsys):
     [
         (["compare"], "required"),
         (["compare", "vision"], "invalid choice"),
-        (["train"], "invalid choice"),
+        (["trane"], "invalid choice"),
+        (["train"], "TASK"),
+        (["train", "lm"], "ARM"),
         ([*LM, "--seeds", "many"], "invalid int"),
         ([*LM, "--speed"], "unrecognized"),
     ],
@@ -118,7 +120,14 @@ def test_an_output_folder_that_cannot_be_written_is_refused(capsys, tmp_path):
 @needs_comparison
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("runs", "folder"), ("data", "folder"), ("result.json", "file"), ("curves.png", "file")],
+    [
+        ("runs", "folder"),
+        ("data", "folder"),
+        ("result.json", "file"),
+        ("curves.png", "file"),
+        ("report.html", "file"),
+        ("report", "folder"),
+    ],
 )
 def test_what_stands_in_the_way_is_named_before_the_training(capsys, tmp_path, name, kind):
     path = tmp_path / name

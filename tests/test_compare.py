@@ -44,10 +44,13 @@ def sentence_of(arms, reference, steps):
         ("hybrid+rotary", {"score": "hybrid", "projection": "linear", "positions": "rotary"}),
         ("additive", {"score": "additive", "projection": "linear"}),
         ("projection=mlp", {"score": "dot", "projection": "mlp"}),
-        ("projection=mlp:qk", {"score": "dot", "projection": "mlp"}),
         (
-            "projection=mlp:oqk",
-            {"score": "dot", "projection": {"q": "mlp", "k": "mlp", "o": "mlp"}},
+            "projection=mlp:qkv+no_layer_norm",
+            {
+                "score": "dot",
+                "projection": {"q": "mlp", "k": "mlp", "v": "mlp"},
+                "projection_options": {"layer_norm": False},
+            },
         ),
         (
             "alibi+projection=residual",
@@ -98,12 +101,6 @@ def test_an_arm_says_which_layers_have_it(name, layers):
     assert parse_arm(name).layers == layers
 
 
-def test_an_arm_says_which_attentions_have_it():
-    attention = parse_arm("neural+roles=cross,encoder").attention(64)
-    assert attention["roles"] == ["encoder", "cross"]
-    assert "roles" not in parse_arm("neural").attention(64)
-
-
 def test_the_last_layer_is_counted_from_the_end():
     assert parse_arm("neural+layers=first,last").layers_of(8) == [0, 7]
     assert parse_arm("neural+layers=last").layers_of(1) == [0]
@@ -126,11 +123,11 @@ def test_the_last_layer_is_counted_from_the_end():
         ("dot+width=8", "a dot product has none"),
         ("dot+slopes", "slopes are positions of a score network"),
         ("dot+projection=cubic", "unknown projection 'cubic'"),
-        ("projection=mlp:qx", "'qx' behind projection=mlp: some of q, k, v, o are needed"),
-        ("projection=mlp:qq", "'qq' behind projection=mlp"),
-        ("projection=karbevski:k", "it replaces the query projection alone"),
-        ("neural+roles=middle", "roles is 'middle'; some of encoder, decoder, cross"),
-        ("neural+roles=cross,cross", "roles is 'cross,cross'"),
+        ("dot+projection=mlp:qx", "the places of a projection are 'qx'"),
+        ("dot+projection=mlp:qq", "the places of a projection are 'qq'"),
+        ("dot+projection=mlp:", "the places of a projection are ''"),
+        ("neural+roles=encoder,self", "roles is 'encoder,self'; it is some of encoder, decoder"),
+        ("hybrid+start=zero", "start is 'zero'; it is preserve or random"),
         ("neural+layers=middle", "layers is 'middle'"),
         ("neural+layers=-1", "layers is '-1'"),
         ("dot+feed_forward=4611686018427387904", "is '4611686018427387904', a whole number from 1"),

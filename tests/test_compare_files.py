@@ -43,13 +43,14 @@ RESULT = {
     "diverged": False,
     "divergence": None,
     "steps": 3,
+    "units_per_step": 128,
     "validation": SCORE,
     "parameters": 100,
     "speed": None,
     "training_seconds": 1.5,
     "peak_memory_bytes": 1000,
     "dead_heads": {"at_start": {}, "after_training": {"1": [0]}},
-    "curve": [{"step": 4, "validation_loss": 3.0}],
+    "curve": [{"step": 4, "validation_loss": 3.0, "seconds": 1.5}],
     "training_curve": [{"step": 4, "loss": 3.1}],
     "data_order_sha256": "ab",
     "initial_values": {"shared": 3, "own": ["a"]},
@@ -125,8 +126,8 @@ def test_every_field_that_is_read_back_is_checked(tmp_path, content, form):
         {"validation": {**SCORE, "more": 1}},
         {"peak_memory_bytes": 1e300},
         {"speed": -1.0},
-        {"curve": [{"step": 10**400, "validation_loss": 3.0}]},
-        {"curve": [{"step": 4, "validation_loss": 3.0, "more": float("nan")}]},
+        {"curve": [{"step": 10**400, "validation_loss": 3.0, "seconds": 1.5}]},
+        {"curve": [{"step": 4, "validation_loss": 3.0, "seconds": 1.5, "more": float("nan")}]},
         {"dead_heads": {"at_start": {}, "after_training": {}, "more": 3}},
     ],
 )
@@ -438,10 +439,10 @@ def test_damaged_tokens_are_made_again_and_fit_the_runs_there_are(copied):
 
 def test_a_run_that_is_trained_anew_says_why_once(copied, monkeypatch):
     _, folder, _ = copied
-    from neural_attention.compare import comparison
+    from neural_attention.compare import execution
 
-    there = comparison.thread_count()
-    monkeypatch.setattr(comparison, "thread_count", lambda: there + 1)
+    there = execution.thread_count()
+    monkeypatch.setattr(execution, "thread_count", lambda: there + 1)
     _, said = again(folder)
     told = [line for line in said if "trained again, since" in line]
     assert len(told) == 1

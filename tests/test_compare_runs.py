@@ -29,7 +29,8 @@ def test_a_job_that_crashes_is_told_apart_from_a_mistake():
     with pytest.raises(JobFailed, match="KeyError"):
         workers.run("train", {}, lambda message: None)
     bad = {
-        "specs": [spec_content(attention={"score": "dot", "projection": "mlp", "bias": 3, "x": 1})]
+        "specs": [spec_content(attention={"score": "dot", "projection": "mlp", "bias": 3, "x": 1})],
+        "control": False,
     }
     with pytest.raises(JobMistake, match="arm 'odd'"):
         workers.run("count", bad, lambda message: None)
@@ -38,7 +39,7 @@ def test_a_job_that_crashes_is_told_apart_from_a_mistake():
 def test_a_crash_is_told_in_one_line_and_kept_at_length():
     with pytest.raises(JobFailed) as failed:
         Workers("cpu").run("train", {}, lambda message: None)
-    assert failed.value.why == "KeyError: 'folder'"
+    assert failed.value.why == "KeyError: 'spec'"
     assert failed.value.details.startswith("Traceback")
 
 
@@ -214,11 +215,12 @@ def wait_for_checkpoint(process: subprocess.Popen, folder: Path) -> Path:
 def numbers_of(folder: Path) -> dict:
     (path,) = folder.glob("runs/dot*/result.json")
     result = json.loads(path.read_text())
-    kept = ("validation", "curve", "data_order_sha256", "diverged", "parameters")
+    kept = ("validation", "data_order_sha256", "diverged", "parameters")
     losses = [(point["step"], point["loss"]) for point in result["training_curve"]]
     return {
         **{name: result[name] for name in kept},
         "losses": losses,
+        "curve": [(point["step"], point["validation_loss"]) for point in result["curve"]],
         "from": result["resumed_from"],
     }
 

@@ -10,73 +10,16 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from neural_attention.compare.execution import Execution
-from neural_attention.compare.presets import choose_preset
 from neural_attention.compare.progress import progress_on
 from neural_attention.compare.statistics import statement
-from neural_attention.compare.summary import Found, summarise
 from neural_attention.compare.table import print_summary
-from neural_attention.tasks.task import RunSpec
 
-from .small_comparisons import PERPLEXITY, TASK, paired_ratio, spec_content
-
-DATA = {
-    "counts": {"train": 10_000, "validation": 500, "test": 500},
-    "source": "a :smile: [red] file",
-    "folder": "/a/folder",
-}
+from .results import result_of
+from .small_comparisons import PERPLEXITY, paired_ratio
 
 
-def result(seed: int, loss: float) -> dict:
-    score = {"tokens": 9, "bytes": 30, "loss": loss, "bits_per_byte": loss / 3}
-    score["perplexity"] = math.exp(loss)
-    return {
-        "seed": seed,
-        "learning_rate": 3e-3,
-        "diverged": False,
-        "divergence": None,
-        "steps": 12,
-        "validation": score,
-        "test": score,
-        "parameters": 100,
-        "speed": 5.0,
-        "training_seconds": 1.5,
-        "peak_memory_bytes": 1000,
-        "dead_heads": {"at_start": {}, "after_training": {}},
-        "curve": [],
-        "data_order_sha256": "ab",
-        "initial_values": {"shared": 3, "own": []},
-        "resumed_from": None,
-        "broken_checkpoints": [],
-        "command_started": "2026-12-01T00:00:00+00:00",
-    }
-
-
-def summary_of(tmp_path, **losses: list[float]) -> dict:
-    """Of arms with these losses, one a seed; the first is the reference."""
-    scores = ["dot", *["neural"] * len(losses)]
-    specs = {
-        name: RunSpec(
-            **spec_content(arm=name, attention={"score": score, "projection": "linear"}, data=DATA)
-        )
-        for name, score in zip(losses, scores, strict=False)
-    }
-    runs = {name: [result(*one) for one in enumerate(losses[name])] for name in losses}
-    return summarise(
-        Found(
-            task=TASK,
-            preset=choose_preset(TASK, "smoke", {}),
-            data=DATA,
-            specs=specs,
-            sweeps={name: found[:1] for name, found in runs.items()},
-            final=runs,
-            timings=dict.fromkeys(losses),
-            notes=[],
-            failures=[],
-            root=tmp_path,
-            execution=Execution(),
-        )
-    )
+def summary_of(tmp_path, **losses):
+    return result_of(losses, tmp_path)
 
 
 def test_an_interval_that_no_float_holds_is_infinite():
@@ -112,7 +55,9 @@ def test_huge_perplexities_take_the_place_of_small_ones(tmp_path):
 
 
 def test_names_are_printed_as_they_are(tmp_path, monkeypatch):
-    assert "data: a :smile: [red] file;" in printed(summary_of(tmp_path, dot=[3.0]))
+    odd = summary_of(tmp_path, dot=[3.0])
+    odd["data"]["source"] = "a :smile: [red] file"
+    assert "data: a :smile: [red] file;" in printed(odd)
     terminal = io.StringIO()
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setenv("TERM", "xterm")

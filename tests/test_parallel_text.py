@@ -14,7 +14,7 @@ pytest.importorskip("sentencepiece")
 from neural_attention.tasks import text as text_module
 from neural_attention.tasks.number_words import LARGEST
 from neural_attention.tasks.parallel_text import ParallelText, load_parallel, overlaps
-from neural_attention.tasks.parallel_tokens import encode_pairs, load_tokenizer
+from neural_attention.tasks.parallel_tokens import encode_pairs, load_pair_tokenizer
 
 PAIRS = [(f"Satz Nummer {n} für den Bären", f"sentence number {n} for the bear") for n in range(60)]
 
@@ -242,7 +242,7 @@ def test_what_is_missing_is_named_with_what_brings_it(monkeypatch, tmp_path):
 def test_pairs_come_back_as_they_were_encoded(tmp_path):
     text = parallel()
     files = encode_pairs(text, tmp_path, vocab_size=400)
-    tokenizer = load_tokenizer(tmp_path / files.folder / "tokenizer")
+    tokenizer = load_pair_tokenizer(files.tokenizer_folder)
     for part, pairs in text.parts.items():
         encoded = files.load(part)
         assert len(encoded) == files.counts[part] == len(pairs)
@@ -255,7 +255,7 @@ def test_pairs_come_back_as_they_were_encoded(tmp_path):
 def test_the_vocabulary_knows_the_training_part_alone_and_bytes_for_the_rest(tmp_path):
     text = parallel(test=[("日本 </s> <pad>", "Ω")])
     files = encode_pairs(text, tmp_path, vocab_size=400)
-    tokenizer = load_tokenizer(tmp_path / files.folder / "tokenizer")
+    tokenizer = load_pair_tokenizer(files.tokenizer_folder)
     (pair,) = files.load("test")
     assert [tokenizer.decode(one[:-1]) for one in pair] == ["日本 </s> <pad>", "Ω"]
     assert "日" not in tokenizer.get_vocab()

@@ -12,11 +12,11 @@ pytest.importorskip("transformers")
 pytest.importorskip("sacrebleu")
 pytest.importorskip("sentencepiece")
 
+
 from neural_attention.cli import main
 from neural_attention.compare.arms import parse_arm
 from neural_attention.compare.comparison import spec_of
 from neural_attention.compare.presets import choose_preset
-from neural_attention.hf.dot_product import DOT_PRODUCT
 from neural_attention.tasks.registry import load_task
 from neural_attention.tasks.task import RunSpec
 from neural_attention.tasks.translating import batch_of, measure, token_loss, translate_ids
@@ -54,7 +54,7 @@ def some_batch(spec, count=4):
     return TASK.collate([examples[index] for index in range(count)])
 
 
-ARMS = ["dot", "dot+alibi", "neural", "neural+slopes+width=4", "hybrid+roles=encoder,cross",
+ARMS = ["dot", "dot+alibi", "neural", "neural+none+width=4", "hybrid+roles=encoder,cross",
         "projection=mlp:qko", "neural+share_heads+layers=first", "additive",
         "hybrid+projection=residual:qkvo", "projection=karbevski"]  # fmt: skip
 
@@ -100,7 +100,7 @@ def test_roles_say_which_attentions_are_converted(prepared):
 def test_dot_products_run_on_this_librarys_kernels_and_on_torchs_for_timing(prepared):
     spec = spec_for(prepared, "dot")
     ours, torchs = TASK.build(spec).model.eval(), TASK.build(spec, "sdpa").model.eval()
-    assert ours.config._attn_implementation == DOT_PRODUCT
+    assert ours.config._attn_implementation == "neural_attention_dot"
     assert torchs.config._attn_implementation == "sdpa"
     batch = some_batch(spec)
     torch.testing.assert_close(ours(**batch).logits, torchs(**batch).logits, atol=1e-5, rtol=1e-5)
@@ -109,11 +109,11 @@ def test_dot_products_run_on_this_librarys_kernels_and_on_torchs_for_timing(prep
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("dot+rotary", "positions are 'rotary': Marian adds sinusoids"),
-        ("neural+none", "positions are 'none': Marian adds sinusoids"),
-        ("neural+slopes+roles=cross", "slopes are of distances within one sentence"),
+        ("dot+rotary", "rotary positions are not this model's"),
+        ("neural+slopes+roles=cross", "slopes are of distances within one sequence"),
+        ("hybrid+start=preserve", "start is for pretrained models"),
         ("dot+kv_heads=1", "kv_heads: Marian has as many"),
-        ("dot+roles=encoder", "roles say where an attention stands"),
+        ("dot+roles=encoder", "roles say where an arm's attention stands"),
         ("dot+feed_forward=8", "feed_forward is 8, and the model's layers have 32"),
         ("hybrid+layers=3", "layers has 3, and the encoder attention"),
     ],
@@ -126,15 +126,13 @@ def test_what_marian_cannot_have_is_refused(prepared, name, says):
 def test_a_task_with_one_kind_of_attention_refuses_roles(capsys, tmp_path):
     command = ["compare", "lm", "--preset", "smoke", "--arms", "hybrid+roles=encoder"]
     assert main([*command, "--out", str(tmp_path / "out"), "--quiet"]) == 2
-    assert "roles choose between the attentions of an encoder" in capsys.readouterr().err
+    assert "roles and start are for tasks that convert models" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"vocab_size": "many"}, "vocab size is 'many'"),
-        ({"init": "zero"}, "init is 'zero': random or preserve"),
-        ({"init": "preserve"}, "init='preserve' keeps what a pretrained model computes"),
         ({"model": "some/model", "vocab_size": "99"}, "has its own vocabulary"),
     ],
 )
@@ -144,15 +142,10 @@ def test_options_that_make_no_sense_are_refused(options, says):
 
 
 def test_default_arms_are_those_that_the_start_allows():
-    arms = {}
-    for options in ({}, {"model": "some/model"}, {"model": "some/model", "init": "random"}):
-        chosen = choose_preset(TASK, "smoke", options)
-        arms[len(options)] = TASK.default_arms(chosen)
-        assert "dot" in arms[len(options)]
-    assert "hybrid" in arms[1]
-    assert "neural" not in arms[1]
-    assert "projection=mlp:qko" in arms[0]
-    assert arms[0] == arms[2]
+    scratch = TASK.default_arms(choose_preset(TASK, "smoke", {}))
+    pretrained = TASK.default_arms(choose_preset(TASK, "smoke", {"model": "some/model"}))
+    assert {"dot", "dot+alibi", "neural", "projection=mlp:qko"} <= {*scratch}
+    assert {"dot", "projection=mlp:qko", "projection=residual:qko"} <= {*pretrained}
 
 
 def test_other_data_do_not_keep_the_presets_languages():
@@ -236,18 +229,18 @@ def comparison(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("comparison")
     command = ["compare", "translation", "--preset", "smoke", "--steps", "2", "--quiet"]
     command += ["--device", "cpu", "--arms", "dot", "hybrid+slopes+roles=encoder,decoder"]
-    assert main([*command, "--data", data, "--out", str(out), "--control"]) == 0
+    assert main([*command, "--data", data, "--out", str(out)]) == 0
     return out
 
 
-def run_folder(comparison, name="dot_lr"):
+def run_folder(comparison, name="dot"):
     (folder,) = comparison.glob(f"runs/{name}*")
     return folder
 
 
 def test_a_comparison_keeps_scores_with_their_signatures(comparison):
     result = json.loads((comparison / "result.json").read_text())
-    assert len(result["arms"]) == 3
+    assert len(result["arms"]) == 2
     for arm in result["arms"].values():
         (run,) = arm["results"]
         for part, sentences in (("validation", 4), ("test", 10)):
@@ -263,7 +256,7 @@ def test_a_comparison_keeps_scores_with_their_signatures(comparison):
 def test_a_run_is_scored_again_as_it_was(comparison):
     folder = run_folder(comparison, "hybrid")
     spec = json.loads((folder / "spec.json").read_text())
-    assert spec["attention"]["roles"] == ["encoder", "decoder"]
+    assert spec["overrides"]["roles"] == ["encoder", "decoder"]
     spec.pop("format")
     (description,) = comparison.glob("data/*/pairs.json")
     run = RunSpec(**{**spec, "data": {**spec["data"], "folder": str(description.parent)}})
@@ -284,7 +277,7 @@ def test_a_runs_model_is_a_pretrained_model_for_another_comparison(comparison, d
 
 @pytest.mark.parametrize("name", ["hybrid", "projection=residual:qko", "dot+feed_forward=48"])
 def test_a_pretrained_start_is_kept(comparison, prepared, name):
-    pretrained = {"pretrained": str(run_folder(comparison) / "model"), "init": "preserve"}
+    pretrained = {"pretrained": str(run_folder(comparison) / "model")}
     spec = spec_for(prepared, name, **pretrained)
     stock = TASK.build(spec_for(prepared, "dot", **pretrained)).model.eval()
     batch = some_batch(spec)
@@ -295,19 +288,19 @@ def test_a_pretrained_start_is_kept(comparison, prepared, name):
 def test_a_start_that_cannot_be_kept_is_refused(comparison, data, tmp_path, capsys):
     command = ["compare", "translation", "--preset", "smoke", "--quiet", "--data", data]
     command += ["--out", str(tmp_path / "out"), "--model", str(run_folder(comparison) / "model")]
-    assert main([*command, "--arms", "dot", "projection=mlp:qko"]) == 2
+    assert main([*command, "--arms", "dot", "projection=mlp:qko+start=preserve"]) == 2
     said = capsys.readouterr().err
-    assert "arm 'projection=mlp:qko': init='preserve'" in said
+    assert "arm 'projection=mlp:qko+start=preserve': init='preserve'" in said
     assert said.count("\n") == 1
 
 
 def test_a_pretrained_model_that_is_none_is_named(tmp_path, capsys):
     command = ["compare", "translation", "--preset", "smoke", "--quiet", "--out", str(tmp_path)]
     assert main([*command, "--model", str(tmp_path)]) == 2
-    assert "has no config.json" in capsys.readouterr().err
+    assert "cannot be loaded" in capsys.readouterr().err
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     assert main([*command, "--model", str(tmp_path)]) == 2
-    assert "holds a model of type 'bert': a stock 'marian' is needed" in capsys.readouterr().err
+    assert "is a model of type 'bert': a stock 'marian' is needed" in capsys.readouterr().err
 
 
 # Translating
@@ -322,7 +315,7 @@ def translate(comparison, capsys):
     return run
 
 
-@pytest.mark.parametrize("name", ["dot_lr", "hybrid"])
+@pytest.mark.parametrize("name", ["dot", "hybrid"])
 def test_a_line_in_gives_a_line_out_and_empty_lines_stay_empty(translate, tmp_path, name):
     lines = [PAIRS[n][0] * (n % 3) for n in range(12)]
     (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
@@ -388,11 +381,13 @@ def test_a_model_that_does_not_translate_is_named(tmp_path, capsys):
 
     (tmp_path / "in.txt").write_text("eins\n")
     assert main(["translate", str(tmp_path / "absent"), str(tmp_path / "in.txt")]) == 2
-    assert "no folder" in capsys.readouterr().err
+    assert "cannot be loaded" in capsys.readouterr().err
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     BertModel(BertConfig(vocab_size=9, intermediate_size=8, **sizes)).save_pretrained(tmp_path)
     assert main(["translate", str(tmp_path), str(tmp_path / "in.txt")]) == 2
-    assert "holds a BertModel: a sequence-to-sequence model is needed" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "cannot be loaded" in said
+    assert said.count("\n") == 1
 
 
 def test_the_presets_are_whole():

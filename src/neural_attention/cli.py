@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from neural_attention import __version__
 from neural_attention.bench.command import add_bench
 from neural_attention.cli_compare import add_compare, add_train, complain, with_recipe
 from neural_attention.cli_translate import add_translate
-from neural_attention.report.command import add_view
+from neural_attention.report.command import add_report, add_view
 
 FIRST_STEPS = """\
 Attention whose scores and projections are small neural networks.
@@ -25,6 +26,11 @@ Compare it with dot-product attention, on your own machine:
   neural-attention compare lm --data book.txt --seeds 3
   neural-attention compare lm --help                   all options
   neural-attention compare translation                 the same for translation models
+
+Look at what came of it, in a browser; and at a model's attention:
+
+  neural-attention report comparison
+  neural-attention view comparison/runs/RUN/model --text "To be, or not to be"
 
 Measure its speed; see what this machine has, and what is missing:
 
@@ -58,6 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # As stderr does: a letter that the terminal lacks must not cost the rest.
         sys.stdout.reconfigure(errors="backslashreplace")
+    # Read when transformers is imported, which no command has done yet: its bars and advice are
+    # not about what was asked.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     parser = _parser()
     try:
         options = parser.parse_args(arguments)
@@ -105,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     add_compare(commands)
     add_train(commands)
     _add_convert(commands)
+    add_report(commands)
     add_view(commands)
     add_translate(commands)
     add_bench(commands)

@@ -196,6 +196,7 @@ def _compare(options: argparse.Namespace) -> int:
     from neural_attention.compare.comparing import compare
     from neural_attention.compare.progress import Progress, progress_on
     from neural_attention.compare.table import print_summary
+    from neural_attention.report.results_page import write_report
 
     keywords = _shared(options)
     progress = Progress() if options.quiet else progress_on(sys.stderr)
@@ -209,6 +210,12 @@ def _compare(options: argparse.Namespace) -> int:
             progress=progress,
             **keywords,
         )
+        files = ["result.json", "curves.png"]
+        try:
+            write_report([options.out])
+            files.append("report.html")
+        except Exception as error:  # noqa: BLE001 (the numbers are there without a page)
+            progress.say(f"the report was not written: {error or type(error).__name__}")
     finally:
         progress.close()
     if options.json:
@@ -216,7 +223,7 @@ def _compare(options: argparse.Namespace) -> int:
         print()
     else:
         print_summary(summary, sys.stdout, is_terminal=sys.stdout.isatty())
-        print(f"\nFiles: {options.out}/result.json, {options.out}/curves.png")
+        print(f"\nFiles: {', '.join(f'{options.out}/{name}' for name in files)}")
     headline = summary["measures"][0]["field"]
     if all(headline not in arm["test"] for arm in summary["arms"].values()):
         complain("no arm has a result: every run failed or diverged (lower --learning-rates?).")

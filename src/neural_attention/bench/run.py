@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
+from ..machine import describe_machine
 from ..tasks.json_files import write_json
 from .cases import BASELINE, CASES, Shape
-from .machine import describe, multiply_add_peak
 from .measure import Conditions, Stopped, measure_group
+from .peak import multiply_add_peak
 from .presets import Group
 from .probe import HOW
 
@@ -52,7 +53,7 @@ def run_benchmark(
         {"shape": group.shape.as_json(), "cases": group.cases, "methods": group.methods}
         for group in groups
     ]
-    machine = describe()
+    machine = describe_machine()
     content = json.dumps([FORMAT, wanted, asdict(conditions), machine], sort_keys=True)
     key = hashlib.sha256(content.encode()).hexdigest()
     result = _unfinished(path, key, say)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neural_attention.activations import resolve
-from neural_attention.layer_options import SITES, resolve_projections
 from neural_attention.presets import PRESETS, preset_settings
 from neural_attention.starting_values import INITS
 from neural_attention.tasks.wording import did_you_mean
@@ -15,17 +14,19 @@ from neural_attention.tasks.wording import did_you_mean
 SCORES = ("dot", "neural", "hybrid", "additive")
 POSITIONS = ("rotary", "alibi", "slopes", "none")
 PROJECTIONS = ("linear", "mlp", "residual", "karbevski")
+SITES = "qkvo"
 ROLES = ("encoder", "decoder", "cross")
+STARTS = ("preserve", "random")
 
 GRAMMAR = (
     "An arm is a score (dot, neural, hybrid, additive, or neural:PRESET with "
     f"{', '.join(PRESETS)}), then options joined by '+': positions ({', '.join(POSITIONS)}), "
     "width=N, hidden=N, bottleneck=N, activation=NAME, init=NAME, share_heads, "
-    f"projection={'|'.join(PROJECTIONS)}, or of some places as in projection=mlp:qko, kv_heads=N, "
-    "layers=all|first|last|0,2, roles=encoder,decoder,cross (some), feed_forward=N. "
+    f"projection={'|'.join(PROJECTIONS)} (mlp and residual also with places: mlp:qkv, mlp:qko), "
+    "no_layer_norm, kv_heads=N, layers=all|first|last|0,2, feed_forward=N; and where transformers "
+    f"models are converted roles={'|'.join(ROLES)} or some of them, start=preserve|random. "
     "Without a score it is a dot product: projection=mlp is dot+projection=mlp."
 )
-
 
 LARGEST_SIZE = 1 << 20
 """Of widths and heads: far beyond any model, and small enough for products of two of them."""
@@ -42,12 +43,14 @@ class Arm:
         score: ``"dot"``, ``"neural"``, ``"hybrid"`` or ``"additive"``.
         preset: name of a published score network, or None.
         positions: None for the score's own default.
-        projection: kind of the query and key (karbevski: query) projections, or kinds by place.
-        roles: which of the attentions of an encoder and a decoder have it; None for all there are.
+        projection: kind of the query and key (karbevski: query) projections, or by site.
+        layer_norm: whether mlp and residual projections have one inside.
         layers: ``"all"``, ``"first"`` or layer numbers; those below 0 count from the end.
         network: keywords of the score network that differ from its defaults.
         feed_forward: width of the feed-forward layers, None for the model's.
         kv_heads: heads of keys and values, None for as many as query heads.
+        roles: which attention of a converted model, None for all it has.
+        start: how a converted model starts, None for ``"preserve"`` wherever that is possible.
     """
 
     name: str
@@ -55,11 +58,13 @@ class Arm:
     preset: str | None = None
     positions: str | None = None
     projection: str | dict[str, str] = "linear"
-    roles: tuple[str, ...] | None = None
+    layer_norm: bool = True
     layers: str | tuple[int, ...] = "all"
     network: dict[str, Any] = field(default_factory=dict)
     feed_forward: int | None = None
     kv_heads: int | None = None
+    roles: tuple[str, ...] | None = None
+    start: str | None = None
 
     @property
     def has_network(self) -> bool:
@@ -73,7 +78,7 @@ class Arm:
         return sorted({layer + count if layer < 0 else layer for layer in self.layers})
 
     def attention(self, head_dim: int) -> dict[str, Any]:
-        """Keywords of :class:`neural_attention.NeuralAttention`, plain values; and ``roles``.
+        """Keywords of :class:`neural_attention.NeuralAttention`, plain values.
 
         >>> parse_arm("neural+width=8").attention(64)
         {'score': 'neural', 'projection': 'linear', 'score_network': {'width': 8}}
@@ -81,12 +86,12 @@ class Arm:
         keywords: dict[str, Any] = {"score": self.score, "projection": self.projection}
         if self.positions is not None:
             keywords["positions"] = self.positions
-        if self.roles is not None:
-            keywords["roles"] = list(self.roles)
         if self.preset is not None:
             keywords["score_network"] = preset_settings(self.preset, head_dim, self.network)
         elif self.network:
             keywords["score_network"] = dict(self.network)
+        if not self.layer_norm:
+            keywords["projection_options"] = {"layer_norm": False}
         return keywords
 
 
@@ -142,6 +147,8 @@ def parse_arm(text: str) -> Arm:
             fields["positions"] = part
         elif part == "share_heads":
             network["share_heads"] = True
+        elif part == "no_layer_norm":
+            fields["layer_norm"] = False
         elif equals and key in _NETWORK_OPTIONS:
             network[key] = _NETWORK_OPTIONS[key](text, key, value)
         elif equals and key in _ARM_OPTIONS:
@@ -169,9 +176,9 @@ def check_arms(arms: Iterable[Arm]) -> None:
     """
     known: dict[str, str] = {}
     for arm in arms:
-        what = repr((arm.score, arm.preset, arm.positions, arm.projection, arm.roles,
-                     arm.layers, sorted(arm.network.items()), arm.feed_forward,
-                     arm.kv_heads))  # fmt: skip
+        what = repr((arm.score, arm.preset, arm.positions, arm.projection, arm.layer_norm,
+                     arm.layers, sorted(arm.network.items()), arm.feed_forward, arm.kv_heads,
+                     arm.roles, arm.start))  # fmt: skip
         if what in known:
             raise ValueError(f"the arms {known[what]!r} and {arm.name!r} are the same.")
         known[what] = arm.name
@@ -207,34 +214,32 @@ def _init(text: str, key: str, value: str) -> str:
 
 
 def _projection(text: str, key: str, value: str) -> str | dict[str, str]:
-    kind, colon, places = value.partition(":")
+    kind, colon, sites = value.partition(":")
     if kind not in PROJECTIONS:
         raise ValueError(
             f"arm {text!r}: unknown projection {kind!r}; known are {', '.join(PROJECTIONS)}."
         )
     if not colon:
         return kind
-    if not places or len(set(places)) < len(places) or not set(places) <= set(SITES):
+    if not sites or set(sites) - set(SITES) or len(set(sites)) < len(sites):
         raise ValueError(
-            f"arm {text!r}: {places!r} behind projection={kind}: some of {', '.join(SITES)} are "
-            f"needed, such as {kind}:qk."
+            f"arm {text!r}: the places of a projection are {sites!r}; they are some of q, k, v and "
+            "o (output), such as mlp:qkv."
         )
-    by_place = {place: kind for place in SITES if place in places}
-    try:
-        is_usual = resolve_projections(by_place) == resolve_projections(kind)
-    except ValueError as error:
-        raise ValueError(f"arm {text!r}: {error}") from None
-    return kind if is_usual else by_place
+    return {site: kind for site in SITES if site in sites}
 
 
 def _roles(text: str, key: str, value: str) -> tuple[str, ...]:
-    chosen = value.split(",")
-    if len(set(chosen)) < len(chosen) or not set(chosen) <= set(ROLES):
-        raise ValueError(
-            f"arm {text!r}: roles is {value!r}; some of {', '.join(ROLES)} are needed, such as "
-            "roles=encoder,cross."
-        )
-    return tuple(role for role in ROLES if role in chosen)
+    given = value.split(",")
+    if set(given) - set(ROLES):
+        raise ValueError(f"arm {text!r}: roles is {value!r}; it is some of {', '.join(ROLES)}.")
+    return tuple(role for role in ROLES if role in given)
+
+
+def _start(text: str, key: str, value: str) -> str:
+    if value not in STARTS:
+        raise ValueError(f"arm {text!r}: start is {value!r}; it is {' or '.join(STARTS)}.")
+    return value
 
 
 def _layers(text: str, key: str, value: str) -> str | tuple[int, ...]:
@@ -260,12 +265,13 @@ _NETWORK_OPTIONS: dict[str, Callable[[str, str, str], Any]] = {
 _ARM_OPTIONS: dict[str, Callable[[str, str, str], Any]] = {
     "projection": _projection,
     "layers": _layers,
-    "roles": _roles,
     "kv_heads": _whole,
     "feed_forward": _whole,
+    "roles": _roles,
+    "start": _start,
 }
 
 
 def _suggestion(part: str) -> str:
-    known = [*SCORES, *POSITIONS, "share_heads", *_NETWORK_OPTIONS, *_ARM_OPTIONS]
+    known = [*SCORES, *POSITIONS, "share_heads", "no_layer_norm", *_NETWORK_OPTIONS, *_ARM_OPTIONS]
     return did_you_mean(part.partition("=")[0].partition(":")[0], known)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from neural_attention.compare.processes import InThisProcess, JobFailed, Workers
 from neural_attention.compare.progress import Progress
 from neural_attention.tasks.registry import load_task
 from neural_attention.tasks.task import Preset, Task
+from neural_attention.tasks.wording import legible
 
 
 def compare(
@@ -113,6 +115,8 @@ def compare(
                 device=workers.device,
                 root=root,
                 execution=execution,
+                preset_name=preset,
+                command=_command(work, preset, fitting, chosen, options),
                 workers=workers,
                 progress=progress,
                 notes=notes + more,
@@ -121,6 +125,25 @@ def compare(
         raise OSError(
             f"another comparison is writing to {root}: wait for it, or give another folder."
         ) from None
+
+
+def _command(
+    task: Task, preset: str, arms: list[Arm], chosen: Preset, options: Mapping[str, Any]
+) -> str:
+    """The command that does a comparison again, for a shell."""
+    words = ["neural-attention", "compare", task.name, "--preset", preset]
+    words += ["--arms", *(arm.name for arm in arms)]
+    words += ["--learning-rates", *(f"{rate:g}" for rate in chosen.learning_rates)]
+    words += ["--seeds", str(chosen.seeds), "--steps", str(chosen.steps)]
+    if chosen.accumulation > 1:
+        words += ["--accumulation", str(chosen.accumulation)]
+    if chosen.patience is not None:
+        words += ["--patience", str(chosen.patience)]
+    words += ["--bf16"] if chosen.bf16 else []
+    for name, value in options.items():
+        if value is not None:
+            words += ["--" + name.replace("_", "-"), str(value)]
+    return shlex.join(legible(word) for word in words)
 
 
 def read_data(task: Task, preset: Preset, progress: Progress) -> tuple[Any, list[str]]:
@@ -143,7 +166,8 @@ def prepare_data(
 
 def _check_places(root: Path) -> None:
     """Better now than after the training."""
-    places = {"result.json": "file", "curves.png": "file", "data": "folder", "runs": "folder"}
+    files, folders = ("result.json", "curves.png", "report.html"), ("data", "runs", "report")
+    places = dict.fromkeys(files, "file") | dict.fromkeys(folders, "folder")
     for name, kind in places.items():
         path = root / name
         if path.exists() and path.is_dir() != (kind == "folder"):
@@ -157,7 +181,9 @@ def fit_arms(
     # Parameters are compared with one another, so any vocabulary will do before there is one.
     specs = [spec_of(task, arm, preset, None, workers.device, {}) for arm in arms]
     try:
-        found = workers.run("count", {"specs": [asdict(spec) for spec in specs]}, ignore)
+        found = workers.run(
+            "count", {"specs": [asdict(spec) for spec in specs], "control": control}, ignore
+        )
     except JobFailed as failure:
         raise ChildProcessError(f"the arms cannot be built: {failure.why}") from failure
     notes = list(found["notes"])

@@ -44,14 +44,16 @@ def spec_of(
     """The run of an arm at the first learning rate and seed 0; before there are data, a trial.
 
     Raises:
-        ValueError: the arm chooses between kinds of attention, and the models have one.
+        ValueError: the arm has options that are for converted models, and the task has none.
     """
-    if arm.roles is not None and not set(arm.roles) <= set(task.roles):
+    overrides: dict[str, Any] = {"feed_forward": arm.feed_forward, "kv_heads": arm.kv_heads}
+    conversion = {"roles": None if arm.roles is None else list(arm.roles), "start": arm.start}
+    if not task.converts and any(conversion.values()):
         raise ValueError(
-            f"arm {arm.name!r}: roles choose between the attentions of an encoder and a decoder, "
-            f"and the {task.title} of {task.name} have one kind."
+            f"arm {arm.name!r}: roles and start are for tasks that convert models of transformers, "
+            f"and {task.name} builds its own."
         )
-    overrides = {"feed_forward": arm.feed_forward, "kv_heads": arm.kv_heads}
+    overrides |= conversion
     sizes = task.sizes(preset, data)
     schedule = ("batch_size", "steps", "warmup_steps", "weight_decay", "betas", "max_grad_norm",
                 "evaluations", "accumulation", "bf16", "patience")  # fmt: skip
@@ -83,6 +85,8 @@ class Comparison:
         device: where the runs work.
         root: folder of results, whose lock the caller holds.
         execution: how runs are carried out.
+        preset_name: the preset's.
+        command: what does it again, for a shell.
         workers: what starts the jobs.
         progress: what is told meanwhile.
         notes: what was noticed so far.
@@ -98,6 +102,8 @@ class Comparison:
     device: str
     root: Path
     execution: Execution
+    preset_name: str
+    command: str
     workers: Workers | InThisProcess
     progress: Progress
     notes: list[str]
@@ -161,6 +167,8 @@ class Comparison:
                 failures=self.failures,
                 root=self.root,
                 execution=self.execution,
+                preset_name=self.preset_name,
+                command=self.command,
             )
         )
         note = write_summary(self.root, summary)

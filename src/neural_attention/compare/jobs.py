@@ -116,11 +116,13 @@ def _count(payload: dict[str, Any], report: Callable[[dict[str, Any]], None]) ->
             except (ValueError, TypeError) as error:
                 raise UserError(f"arm {spec.arm!r}: {error}") from error
         notes += sorted({f"{spec.arm}: {warning.message}" for warning in caught})
-    return {
-        "parameters": counts,
-        "control_feed_forward": control_feed_forward(task, specs[0], max(counts.values())),
-        "notes": notes,
-    }
+    control = None
+    if payload["control"]:
+        try:
+            control = control_feed_forward(task, specs[0], max(counts.values()))
+        except ValueError as error:
+            raise UserError(f"there can be no control: {error}") from error
+    return {"parameters": counts, "control_feed_forward": control, "notes": notes}
 
 
 def count_parameters(task: Task, spec: RunSpec) -> int:

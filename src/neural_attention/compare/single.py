@@ -106,6 +106,8 @@ def train(
             device=device,
             root=root,
             execution=execution,
+            preset_name=preset,
+            command="",
             workers=workers,
             progress=progress,
             notes=notes + more,

@@ -7,12 +7,14 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from neural_attention.compare.arms import is_plain_dot_product
 from neural_attention.compare.execution import Execution
 from neural_attention.compare.statistics import Paired, compare_pairs, mean_of, statement
+from neural_attention.machine import describe_machine
 from neural_attention.tasks.task import FORMAT, Measure, Preset, RunSpec, Task
 from neural_attention.tasks.wording import counted
 
@@ -32,6 +34,8 @@ class Found:
         failures: runs that gave no result.
         root: folder of the comparison.
         execution: how the runs were carried out.
+        preset_name: the preset's.
+        command: what does it again, for a shell.
     """
 
     task: Task
@@ -45,6 +49,8 @@ class Found:
     failures: list[dict[str, str]]
     root: Path
     execution: Execution
+    preset_name: str
+    command: str
 
 
 def summarise(found: Found) -> dict[str, Any]:
@@ -68,9 +74,13 @@ def summarise(found: Found) -> dict[str, Any]:
         "title": task.title,
         "unit": task.unit,
         "measures": [asdict(measure) for measure in task.measures],
+        "command": found.command,
+        "preset_name": found.preset_name,
         "preset": asdict(preset),
         "device": first.device,
         "environment": first.environment,
+        "machine": describe_machine(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "seeds": preset.seeds,
         "runs": sum(len(results) for results in found.sweeps.values())
         + sum(max(0, len(results) - 1) for results in final.values()),
@@ -132,6 +142,7 @@ def _arm(found: Found, name: str) -> dict[str, Any]:
         "overrides": spec.overrides,
         "parameters": results[0]["parameters"] if results else None,
         "learning_rate": final[0]["learning_rate"] if final else None,
+        "units_per_step": final[0]["units_per_step"] if final else None,
         "validation": _means([r["validation"] for r in final], measures),
         "test": _means(tests, measures),
         "speed": _mean([r["speed"] for r in final]),

@@ -207,9 +207,13 @@ class RunTrainer(Trainer):  # type: ignore[misc]
         ]
         if not medians:
             return None
+        return self.units_per_step() / float(statistics.median(medians))
+
+    def units_per_step(self) -> int:
+        """Tokens or images of the first step."""
         size = self.spec.training["batch_size"]
         batch = self.task.collate([self.train_dataset[index] for index in range(size)])
-        return self.task.units(batch) / float(statistics.median(medians))
+        return self.task.units(batch)
 
 
 def _labels(batch: Any) -> torch.Tensor:

@@ -88,11 +88,8 @@ def train_run(
             "at_start": dead_at_start,
             "after_training": dead_score_networks(model, probe),
         },
-        "curve": [
-            {"step": log["step"], "validation_loss": log["eval_loss"]}
-            for log in history
-            if "eval_loss" in log
-        ],
+        "units_per_step": trainer.units_per_step(),
+        "curve": _curve(history),
         "training_curve": [
             {"step": log["step"], "loss": log["loss"]}
             for log in history
@@ -123,6 +120,17 @@ def _unwrapped(trainer: RunTrainer, task: Task, spec: RunSpec) -> Any:
     if values:
         model.load_state_dict(values)
     return model.to(trainer.args.device)
+
+
+def _curve(history: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Points of the validation loss, each with the seconds of training before it."""
+    seconds, points = 0.0, []
+    for log in history:
+        seconds += log.get("seconds", 0.0)
+        if "eval_loss" in log:
+            point = {"step": log["step"], "validation_loss": log["eval_loss"], "seconds": seconds}
+            points.append(point)
+    return points
 
 
 def _divergence(found: dict[str, Any] | None, checkpoints: Path) -> dict[str, Any] | None:

@@ -11,14 +11,18 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.masking_utils import sdpa_mask
 
+from ..functional import ScoreWeights, neural_attention
 from .caching import CacheView, view
-from .dot_product import DOT_PRODUCT, refuse_not_computed
 from .score import AttentionScore
 
 NAME = "neural_attention"
+DOT = "neural_attention_dot"
 # The keyword in which a module passes its cache's view on to its attention function.
 VIEW = "neural_attention_cache"
-FALLBACKS = ("eager", "sdpa", DOT_PRODUCT)
+FALLBACKS = ("eager", "sdpa", DOT)
+
+# Keywords that change attention weights, given by some models; see discovery.UNDERSTOOD.
+_NOT_COMPUTED = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")
 
 
 def neural_attention_forward(
@@ -52,24 +56,17 @@ def neural_attention_forward(
     """
     score: AttentionScore = module.neural_attention  # type: ignore[assignment]
     cache: CacheView | None = kwargs.pop(VIEW, None)
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
+    is_causal = _is_causal(module, is_causal)
     # An eager function gives its weights anyway.
     passes_on = not score.returns_weights or isinstance(score.fallback, EagerAttention)
     if not score.is_own and passes_on:
         arguments = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
         return score.fallback(module, query, key, value, attention_mask, **arguments, **kwargs)
-    refuse_not_computed(module, kwargs)
-    offset = None if cache is None else cache.query_offset
-    causal = is_causal and attention_mask is None and query.shape[2] > 1
-    if causal and offset is None:
-        offset = 0
+    _refuse_what_is_not_computed(module, kwargs)
     options: dict[str, Any] = {
         "keys_are_features": cache is not None and cache.stores_features,
         "scale": scaling,
-        "attn_mask": attention_mask,
-        "is_causal": causal,
-        "query_offset": offset,
+        **_masks(query, attention_mask, is_causal, None if cache is None else cache.query_offset),
     }
     out = score(query, key, value, dropout_p=dropout, **options)
     weights = (
@@ -78,13 +75,73 @@ def neural_attention_forward(
     return out.transpose(1, 2), weights
 
 
+def dot_product_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The plain dot product by this library's operator, as :func:`neural_attention_forward`.
+
+    ``model.set_attn_implementation("neural_attention_dot")`` has a stock model compute with it, so
+    that a comparison measures scores and not kernels. Like ``sdpa`` it returns no maps.
+
+    Raises:
+        ValueError: a keyword that would change the weights and is not computed here.
+    """
+    _refuse_what_is_not_computed(module, kwargs)
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    out = neural_attention(
+        query[..., :0],
+        key[..., :0],
+        value,
+        ScoreWeights(query.new_empty(1, 0)),
+        activation="relu",
+        q=query,
+        k=key,
+        scale=scaling,
+        dropout_p=dropout,
+        **_masks(query, attention_mask, _is_causal(module, is_causal), None),
+    )
+    assert isinstance(out, Tensor)
+    return out.transpose(1, 2), None
+
+
+def _is_causal(module: nn.Module, given: bool | None) -> bool:
+    return bool(getattr(module, "is_causal", True) if given is None else given)
+
+
+def _masks(
+    query: Tensor, attention_mask: Tensor | None, is_causal: bool, offset: int | Tensor | None
+) -> dict[str, Any]:
+    """Arguments of the operator: no mask and several queries mean causal, from the top left."""
+    causal = is_causal and attention_mask is None and query.shape[2] > 1
+    if causal and offset is None:
+        offset = 0
+    return {"attn_mask": attention_mask, "is_causal": causal, "query_offset": offset}
+
+
+def _refuse_what_is_not_computed(module: nn.Module, keywords: dict[str, Any]) -> None:
+    for name in _NOT_COMPUTED:
+        if keywords.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} gives its attention {name!r}, which this library's "
+                "attention does not compute."
+            )
+
+
 def fallback_of(kind: type[nn.Module], implementation: str) -> Callable[..., Any]:
     """The attention function that a class of modules uses under an implementation's name.
 
     Raises:
-        ValueError: none of :data:`FALLBACKS`.
+        ValueError: not one of :data:`FALLBACKS`.
     """
-    if implementation in ("sdpa", DOT_PRODUCT):
+    if implementation in ("sdpa", DOT):
         return AttentionInterface()[implementation]
     if implementation != "eager":
         raise ValueError(
@@ -182,4 +239,6 @@ def _set_returns_weights(model: nn.Module, wanted: bool) -> None:
 
 
 AttentionInterface.register(NAME, neural_attention_forward)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionInterface.register(DOT, dot_product_forward)
+for _name in (NAME, DOT):
+    AttentionMaskInterface.register(_name, sdpa_mask)

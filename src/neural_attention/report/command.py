@@ -1,8 +1,9 @@
-"""``neural-attention view``: its options, and what it does with them."""
+"""``neural-attention view`` and ``report``: their options, and what they do with them."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,40 @@ def add_view(commands: Any) -> None:
     view.set_defaults(run=_view)
 
 
+def add_report(commands: Any) -> None:
+    """Add the command to the command line."""
+    report = commands.add_parser(
+        "report",
+        help="look at comparisons: a page with tables, curves and checks",
+        description="Write one HTML file of one or more finished comparisons, and beside each its "
+        "plots as SVG and PNG and its table as Markdown and CSV. It opens in any browser, without "
+        "a network.",
+    )
+    report.add_argument(
+        "folders", nargs="+", metavar="FOLDER", help="what neural-attention compare has written"
+    )
+    report.add_argument(
+        "--out", metavar="FILE", help="the page (default: report.html in the first folder)"
+    )
+    report.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from .results_page import write_files, write_report
+
+    if options.out is not None and (not options.out.strip() or Path(options.out).is_dir()):
+        raise ValueError(
+            f"{options.out!r} is a folder: name a file with --out, such as report.html."
+        )
+    page, left_out = write_report(options.folders, options.out)
+    for why in left_out:
+        print(f"neural-attention: left out: {why}", file=sys.stderr)
+    print(f"{page}: {page.stat().st_size / 1e6:.1f} MB; open it in a browser")
+    for folder in write_files(options.folders):
+        print(f"{folder}: the plots as SVG and PNG, the table as Markdown and CSV")
+    return 1 if left_out else 0
+
+
 def _view(options: argparse.Namespace) -> int:
     from .loading import load
     from .viewer import view
@@ -41,7 +76,6 @@ def _view(options: argparse.Namespace) -> int:
     out = Path(options.out).expanduser()
     if out.is_dir() or not options.out.strip():
         raise ValueError(f"{options.out!r} is a folder: name a file with --out, such as maps.html.")
-    _quieten()
     asked = {name: getattr(options, name) for name in ("text", "image", "source", "target")}
     first = load(options.model, **asked, tokenizer=options.tokenizer)
     title, against = f"Attention of {_name(options.model)}", None
@@ -73,12 +107,3 @@ def _same(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return first.keys() == second.keys() and all(
         torch.equal(first[name], second[name]) for name in first
     )
-
-
-def _quieten() -> None:
-    """Transformers' own progress and advice, which are not about the maps."""
-    from .loading import import_transformers
-
-    logging = import_transformers().utils.logging
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()

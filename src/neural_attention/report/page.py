@@ -21,7 +21,15 @@ def asset(name: str) -> str:
 
 
 def make_page(
-    title: str, body: str, *, style: str, script: str, data: Any, blobs: Mapping[str, bytes]
+    title: str,
+    body: str,
+    *,
+    style: str,
+    script: str,
+    data: Any,
+    blobs: Mapping[str, bytes],
+    without_script: str,
+    library: str = "",
 ) -> str:
     """One HTML document that needs nothing else and can reach nothing else.
 
@@ -33,11 +41,16 @@ def make_page(
         script: JavaScript, a module.
         data: for the script, as JSON in the element with the id ``data``.
         blobs: bytes for the script, base64 in elements with the ids ``blob-NAME``.
+        without_script: what is said where scripts are off.
+        library: a script that stands before ``script`` and may add styles to the page.
     """
+    sources = " ".join(_source(one) for one in (library, script) if one)
+    styles = "'unsafe-inline'" if library else _source(style)
     policy = (
-        f"default-src 'none'; script-src {_source(script)}; style-src {_source(style)}; "
+        f"default-src 'none'; script-src {sources}; style-src {styles}; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
+    before = f"<script>{library}</script>\n" if library else ""
     encoded = "\n".join(
         f'<script type="application/octet-stream" id="blob-{html.escape(name)}">'
         f"{base64.b64encode(blob).decode()}</script>"
@@ -56,11 +69,11 @@ def make_page(
 <style>{style}</style>
 </head>
 <body>
-<noscript>This page draws its maps with JavaScript, which is off in this browser.</noscript>
+<noscript>{html.escape(without_script)}</noscript>
 {body}
 <script type="application/json" id="data">{json_in_html(data)}</script>
 {encoded}
-<script type="module">{script}</script>
+{before}<script type="module">{script}</script>
 </body>
 </html>
 """

@@ -126,6 +126,7 @@ def view(
             script=asset("blobs.js") + asset("surface.js") + asset("viewer.js"),
             data=data,
             blobs=page.blobs,
+            without_script="The maps of this page are drawn by JavaScript, which is off here.",
         )
     )
 

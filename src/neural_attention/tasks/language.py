@@ -14,6 +14,7 @@ import torch
 from neural_attention.models.language import NeuralAttentionForCausalLM, NeuralAttentionLMConfig
 from neural_attention.tasks import language_modelling as scoring
 from neural_attention.tasks.json_files import NUMBER, has_form, is_amount, is_count
+from neural_attention.tasks.sharing import share_values
 from neural_attention.tasks.task import (
     PARTS,
     BuiltModel,
@@ -338,26 +339,6 @@ class LanguageModelling(Task):
             _files(spec).load("validation")[: 2 * PROBE_LENGTH].astype("int64")
         )
         return {"input_ids": tokens[: len(tokens) // 2 * 2].view(2, -1)}
-
-
-def share_values(
-    base: torch.nn.Module, model: torch.nn.Module
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Copy every parameter of one name and shape from ``base``; the names of those and the others.
-
-    So the arms of a comparison differ at the start in what their attention adds and in nothing
-    else.
-    """
-    values = dict(base.named_parameters())
-    shared, own = [], []
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in values and values[name].shape == parameter.shape:
-                parameter.copy_(values[name])
-                shared.append(name)
-            else:
-                own.append(name)
-    return tuple(shared), tuple(own)
 
 
 _OVERRIDES = {"feed_forward": "intermediate_size", "kv_heads": "num_key_value_heads"}

@@ -20,7 +20,7 @@ import numpy as np
 from neural_attention.tasks.json_files import read_json, set_aside, write_json
 from neural_attention.tasks.parallel_text import Pair, ParallelText
 from neural_attention.tasks.task import PARTS
-from neural_attention.tasks.tokens import digest_of, tokenizer_identity
+from neural_attention.tasks.tokens import digest_of, load_tokenizer, tokenizer_identity
 from neural_attention.tasks.wording import legible
 
 END, PAD = "</s>", "<pad>"
@@ -79,6 +79,11 @@ class PairFiles:
         """From a description that has these fields, and perhaps others."""
         return cls(**{field.name: description[field.name] for field in fields(cls)})
 
+    @property
+    def tokenizer_folder(self) -> str:
+        """Where the tokeniser lies."""
+        return str(Path(self.folder) / TOKENIZER)
+
     def load(self, part: str) -> EncodedPairs:
         """The pairs of a part, mapped from disk."""
         return EncodedPairs(
@@ -132,9 +137,9 @@ def encode_pairs(
     Args:
         text: the text.
         folder: where the files go; made if it is not there.
-        tokenizer: the folder of a model with its tokeniser; None trains a vocabulary for both
-            languages on the training part alone: a unigram model of sentencepiece, with a byte for
-            what it has not seen.
+        tokenizer: the folder of a model with its tokeniser, or its name on the hub; None trains a
+            vocabulary for both languages on the training part alone: a unigram model of
+            sentencepiece, with a byte for what it has not seen.
         vocab_size: entries of the trained vocabulary; a short text may give fewer. Unused with
             ``tokenizer``.
         length: tokens of a training sequence; pairs with a longer one are left out.
@@ -163,7 +168,7 @@ def encode_pairs(
             say(f"the pairs in {folder} are damaged: set aside as {aside.name}, and made again")
     folder.mkdir(parents=True, exist_ok=True)
     name = _make_tokenizer(text, folder / TOKENIZER, tokenizer, vocab_size)
-    encoder = load_tokenizer(folder / TOKENIZER)
+    encoder = load_pair_tokenizer(str(folder / TOKENIZER))
     counts: dict[str, int] = {}
     target_tokens: dict[str, int] = {}
     left_out = too_long = 0
@@ -210,27 +215,19 @@ def cut(ids: list[int], limit: int) -> list[int]:
     return ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """A tokeniser from a folder, from nowhere else and without code of its own.
+def load_pair_tokenizer(name: str) -> Any:
+    """A tokeniser of a folder or of the hub that can end and pad a sequence.
 
     Raises:
-        ValueError: there is none, or it has no end of a sequence or nothing to pad with.
+        ValueError: it cannot be loaded, or lacks one of both.
     """
-    from transformers import AutoTokenizer
-
-    try:
-        with warnings.catch_warnings():
-            # Marian's advises a package that is not needed.
-            warnings.simplefilter("ignore", UserWarning)
-            found = AutoTokenizer.from_pretrained(
-                folder, trust_remote_code=False, local_files_only=True
-            )
-    except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip().splitlines() or [repr(error)])[0]
-        raise ValueError(f"{legible(folder)} has no tokeniser that loads ({reason}).") from error
+    with warnings.catch_warnings():
+        # Marian's advises a package that is not needed.
+        warnings.simplefilter("ignore", UserWarning)
+        found = load_tokenizer(name)
     if found.eos_token_id is None or found.pad_token_id is None:
         raise ValueError(
-            f"the tokeniser in {legible(folder)} has no end of a sequence or no padding token."
+            f"the tokeniser of {legible(name)} has no end of a sequence or no padding token."
         )
     return found
 
@@ -283,7 +280,7 @@ def _make_tokenizer(
 ) -> str:
     """Write a tokeniser into a folder, and say what it is."""
     if tokenizer is not None:
-        found = load_tokenizer(Path(tokenizer))
+        found = load_pair_tokenizer(tokenizer)
         found.save_pretrained(folder)
         return f"the model's own, {len(found):,} entries"
     pieces = _train_pieces(text.parts["train"], vocab_size)

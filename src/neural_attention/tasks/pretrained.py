@@ -1,56 +1,63 @@
-"""Pretrained models: a folder, or a name on the hub brought into one."""
+"""Pretrained models of transformers: found, identified and loaded, without code of their own."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 from pathlib import Path
+from typing import Any, Literal
 
 from neural_attention.tasks.tokens import hub_has
-from neural_attention.tasks.wording import legible
 
-_HUB_NAME = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
-_WANTED = ["*.json", "*.safetensors", "*.bin", "*.spm", "*.model", "*.txt"]
+_WEIGHTS = ("*.safetensors", "*.bin")
 
 
-def model_folder(name: str) -> Path:
-    """The folder of a saved model.
+def load_pretrained(what: Literal["config", "masked-lm", "seq2seq"], name: str) -> Any:
+    """The configuration of a pretrained model, or the model.
+
+    On the meta device a model has its configuration's parameters, and its weights are not read.
 
     Args:
-        name: a folder, or a name on the Hugging Face hub, whose files are fetched once.
+        what: which of them.
+        name: a folder, or a name on the hub.
 
     Raises:
-        FileNotFoundError: neither is there, or the hub does not answer.
-        ImportError: transformers is missing.
+        ValueError: it cannot be loaded.
     """
-    folder = Path(os.path.expanduser(name))
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise FileNotFoundError(
-                f"{legible(folder)} has no config.json: give the folder of a saved model, such as "
-                "a run's `model`."
-            )
-        return folder
-    if _HUB_NAME.match(name):
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
+    import torch
+    import transformers
+    from safetensors import SafetensorError
 
-        try:
-            return Path(snapshot_download(name, local_files_only=True, allow_patterns=_WANTED))
-        except LocalEntryNotFoundError:
-            if hub_has(name):
-                return Path(snapshot_download(name, allow_patterns=_WANTED))
-    raise FileNotFoundError(
-        f"no folder {name!r}, and no model of that name on the Hugging Face hub, or the hub does "
-        "not answer."
-    )
+    # Bars and advice of its own would stand between the lines of a command.
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    kinds: dict[str, Any] = {
+        "config": transformers.AutoConfig,
+        "masked-lm": transformers.AutoModelForMaskedLM,
+        "seq2seq": transformers.AutoModelForSeq2SeqLM,
+    }
+    if what != "config" and torch.get_default_device().type == "meta":
+        return kinds[what].from_config(load_pretrained("config", name))
+    try:
+        if not name.strip():
+            raise ValueError("its name is empty")
+        return kinds[what].from_pretrained(
+            name, trust_remote_code=False, local_files_only=not hub_has(name)
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ValueError(
+            f"the model {name!r} cannot be loaded ({reason}). Give a folder that save_pretrained "
+            "wrote, a name on the Hugging Face hub with a network, or scratch to train one anew."
+        ) from error
 
 
-def folder_sha256(folder: Path) -> str:
-    """Hash of a model's files: configuration, vocabulary and weights."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        with path.open("rb") as file:
-            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+def model_sha256(name: str) -> str | None:
+    """Hash of the files of a model's weights, wherever they lie; None for a name on the hub."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return None
+    found = hashlib.sha256()
+    for file in sorted(path for form in _WEIGHTS for path in folder.glob(form)):
+        with file.open("rb") as opened:
+            found.update(hashlib.file_digest(opened, "sha256").digest())
+    return found.hexdigest()

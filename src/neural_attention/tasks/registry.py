@@ -43,18 +43,19 @@ class Entry:
     options: tuple[Option, ...]
 
 
+_TEXT = Option(
+    "data",
+    "TEXT",
+    "a text file, a folder of .txt files, or a hub data set such as "
+    "Salesforce/wikitext:wikitext-103-raw-v1 (default: built-in, a text in every Python)",
+)
+
 TASKS = {
     "lm": Entry(
         "neural_attention.tasks.language:LanguageModelling",
         "language models, by perplexity",
         (
-            Option(
-                "data",
-                "TEXT",
-                "a text file, a folder of .txt files, or a hub data set such as "
-                "Salesforce/wikitext:wikitext-103-raw-v1 (default: built-in, a text in every "
-                "Python)",
-            ),
+            _TEXT,
             Option(
                 "tokenizer",
                 "NAME_OR_FOLDER",
@@ -83,10 +84,18 @@ TASKS = {
                 "a pretrained Marian model such as Helsinki-NLP/opus-mt-de-en, or scratch "
                 "(default: the preset's)",
             ),
+        ),
+    ),
+    "masked-lm": Entry(
+        "neural_attention.tasks.masked_lm:MaskedLanguageModelling",
+        "masked language models such as RoBERTa, by perplexity of the masked tokens",
+        (
+            _TEXT,
             Option(
-                "init",
-                "NAME",
-                "how converted parts of a pretrained model start: preserve (default) or random",
+                "model",
+                "NAME_OR_FOLDER",
+                "a pretrained model with its tokenizer, such as FacebookAI/roberta-base, or "
+                "scratch (default: the preset's)",
             ),
         ),
     ),

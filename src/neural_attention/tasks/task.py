@@ -103,8 +103,9 @@ class RunSpec:
         arm: name of the arm.
         attention: keywords of the arm's attention.
         layers: which layers have it.
-        overrides: sizes in which the arm differs: ``feed_forward``, the width of those layers, and
-            ``kv_heads``, the heads of keys and values.
+        overrides: in what else the arm differs: ``feed_forward``, the width of those layers,
+            ``kv_heads``, the heads of keys and values, and where models are converted ``roles`` and
+            ``start``.
         sizes: sizes that all arms share, keywords of the model's configuration.
         training: the fields of the preset that training and scoring read.
         learning_rate: peak of the schedule.
@@ -118,7 +119,7 @@ class RunSpec:
     arm: str
     attention: dict[str, Any]
     layers: str | list[int]
-    overrides: dict[str, int]
+    overrides: dict[str, Any]
     sizes: dict[str, Any]
     training: dict[str, Any]
     learning_rate: float
@@ -203,7 +204,8 @@ class Task(abc.ABC):
         choice: the measure of the validation score by which an arm's learning rate is chosen.
         unit: what the speed counts, such as ``"tokens"``.
         data_noun: what the data are, such as ``"text"``.
-        roles: the kinds of attention of its models, where an arm may choose between several.
+        converts: whether its models are those of transformers, converted, so that an arm may say
+            which attention is meant and how it starts.
     """
 
     name: ClassVar[str]
@@ -213,7 +215,7 @@ class Task(abc.ABC):
     choice: ClassVar[Measure]
     unit: ClassVar[str]
     data_noun: ClassVar[str]
-    roles: ClassVar[tuple[str, ...]] = ()
+    converts: ClassVar[bool] = False
 
     # In the comparison's own process.
 

@@ -121,7 +121,7 @@ def tokenise(
         name = f"byte-level BPE, {size:,} entries, trained on the training part"
         arrays = {part: _encode_bpe(encoder, getattr(text, part)) for part in PARTS}
     else:
-        auto = _load_auto_tokenizer(tokenizer)
+        auto = load_tokenizer(tokenizer)
         size, start = len(auto), _start_token(auto)
         name = f"{legible(tokenizer)}, {size:,} entries"
         arrays = {part: _encode_auto(auto, getattr(text, part)) for part in PARTS}
@@ -259,7 +259,12 @@ def _encode_bpe(encoder: Any, text: str) -> np.ndarray:
     return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.uint32)
 
 
-def _load_auto_tokenizer(name: str) -> Any:
+def load_tokenizer(name: str) -> Any:
+    """A tokeniser of a folder or of the hub, without code of its own.
+
+    Raises:
+        ValueError: it cannot be loaded.
+    """
     from transformers import AutoTokenizer
 
     try:
@@ -269,13 +274,16 @@ def _load_auto_tokenizer(name: str) -> Any:
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ValueError(
-            f"the tokeniser {name!r} cannot be loaded ({reason}). Give a folder with a tokeniser, "
-            "a name on the Hugging Face hub with a network, or leave --tokenizer out to train one."
+            f"the tokeniser {name!r} cannot be loaded ({reason}). Give a folder with a tokeniser "
+            "or a name on the Hugging Face hub, with a network; one is trained where none is named."
         ) from error
 
 
 def hub_has(name: str) -> bool:
-    """Ask the hub once, shortly: without a network `transformers` itself retries for a minute."""
+    """Whether the hub answers for this name, asked once and shortly.
+
+    Without a network transformers itself retries for a minute.
+    """
     import huggingface_hub
 
     if Path(name).is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -11,9 +12,8 @@ import numpy as np
 import torch
 
 from neural_attention.observation import evaluating
-from neural_attention.tasks.parallel_tokens import cut, load_tokenizer
-from neural_attention.tasks.pretrained import model_folder
-from neural_attention.tasks.wording import legible
+from neural_attention.tasks.parallel_tokens import cut, load_pair_tokenizer
+from neural_attention.tasks.pretrained import load_pretrained
 
 NO_LABEL = -100
 
@@ -125,22 +125,13 @@ class Translator:
             num_beams: of the beam search; None for what the model's generation settings say.
 
         Raises:
-            FileNotFoundError: there is no such model.
-            ValueError: it is no sequence-to-sequence model, or has no tokeniser.
+            ValueError: it cannot be loaded, is no sequence-to-sequence model, or has no tokeniser.
         """
-        from neural_attention.report.loading import import_transformers, load_model
+        import neural_attention.hf  # noqa: F401 (its classes)
 
-        logging = import_transformers().utils.logging
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        folder = model_folder(name)
-        model = load_model(str(folder))
-        if not model.config.is_encoder_decoder or not model.can_generate():
-            raise ValueError(
-                f"{legible(name)} holds a {type(model).__name__}: a sequence-to-sequence model is "
-                "needed to translate."
-            )
-        tokenizer = load_tokenizer(folder)
+        name = os.path.expanduser(name)
+        model = load_pretrained("seq2seq", name)
+        tokenizer = load_pair_tokenizer(name)
         limits = (
             getattr(model.config, "max_position_embeddings", None),
             tokenizer.model_max_length,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,14 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from neural_attention.tasks.converted import build_converted, load_converted
 from neural_attention.tasks.parallel_text import ParallelText, load_parallel, overlaps
 from neural_attention.tasks.parallel_tokens import (
-    TOKENIZER,
     PairFiles,
     encode_pairs,
-    load_tokenizer,
+    load_pair_tokenizer,
 )
-from neural_attention.tasks.pretrained import folder_sha256, model_folder
+from neural_attention.tasks.pretrained import load_pretrained, model_sha256
 from neural_attention.tasks.task import (
     PARTS,
     BuiltModel,
@@ -42,13 +43,10 @@ from neural_attention.tasks.wording import counted
 
 PAIRS_AT_ONCE = 32
 MOST_PASSES = 50
-INITS = ("random", "preserve")
 
 
-DEFAULT_ARMS = ("dot", "neural", "hybrid", "projection=mlp:qko")
-PRESERVING_ARMS = ("dot", "hybrid", "projection=residual:qko")
-"""Where a pretrained model is to compute what it did at the start."""
-
+_FROM_SCRATCH = ("dot", "dot+alibi", "neural", "hybrid", "projection=mlp:qko")
+_PRETRAINED = ("dot", "projection=mlp:qko", "projection=residual:qko", "hybrid")
 _LOSS = Measure("loss", "loss", True, "difference", "loss", " nats", 3)
 
 
@@ -66,7 +64,7 @@ class Translation(Task):
     choice = _LOSS
     unit = "tokens"
     data_noun = "text"
-    roles = ("encoder", "decoder", "cross")
+    converts = True
 
     def choose(self, preset: TranslationPreset, options: Mapping[str, Any]) -> TranslationPreset:
         """The preset with what the options change in its model and data."""
@@ -81,21 +79,16 @@ class Translation(Task):
             changes["vocab_size"] = int(size)
         if changes.get("model") == "scratch":
             changes["model"] = None
+        elif "model" in changes:
+            changes["model"] = os.path.expanduser(changes["model"])
         chosen = replace(preset, **changes)
-        if chosen.init not in (None, *INITS):
-            raise ValueError(f"init is {chosen.init!r}: {' or '.join(INITS)} is needed.")
-        if chosen.model is None and "init" in changes and chosen.init != "random":
-            raise ValueError(
-                "init='preserve' keeps what a pretrained model computes, and there is none: name "
-                "one with --model."
-            )
         if chosen.model is not None and "vocab_size" in changes:
             raise ValueError("a pretrained model has its own vocabulary: leave --vocab-size out.")
         return chosen
 
     def default_arms(self, preset: TranslationPreset) -> tuple[str, ...]:
-        """Dot product, networks and projections, as the start allows."""
-        return PRESERVING_ARMS if _init(preset) == "preserve" else DEFAULT_ARMS
+        """From scratch scores are compared too, in a pretrained model the paper's projections."""
+        return _FROM_SCRATCH if preset.model is None else _PRETRAINED
 
     def read(self, preset: TranslationPreset, say: Say) -> tuple[ParallelText, list[str]]:
         """The pairs, and what is the matter with them; the pretrained model is looked at too."""
@@ -103,7 +96,9 @@ class Translation(Task):
         if preset.model is not None:
             from neural_attention.tasks.marian import marian_config
 
-            marian_config(model_folder(preset.model))
+            marian_config(preset.model)
+            # Better now than in every run.
+            load_pretrained("seq2seq", preset.model)
         text = load_parallel(preset.data, preset.source_language, preset.target_language)
         source, target = text.languages
         say(f"data: {text.source}, {source} to {target}; sha256 {text.sha256[:16]}")
@@ -113,11 +108,10 @@ class Translation(Task):
         self, source: ParallelText, preset: TranslationPreset, folder: Path, say: Say
     ) -> dict[str, Any]:
         """The sequences, written into ``folder``."""
-        pretrained = None if preset.model is None else model_folder(preset.model)
         files = encode_pairs(
             source,
             folder,
-            tokenizer=None if pretrained is None else str(pretrained),
+            tokenizer=preset.model,
             vocab_size=preset.vocab_size,
             length=preset.length,
             limit=_most_tokens(preset),
@@ -128,7 +122,7 @@ class Translation(Task):
             "source": source.source,
             "languages": list(source.languages),
             "text_sha256": source.sha256,
-            "model_sha256": None if pretrained is None else folder_sha256(pretrained),
+            "model_sha256": model_sha256(preset.model) if preset.model is not None else None,
             "counted": "pairs",
         }
 
@@ -177,20 +171,19 @@ class Translation(Task):
 
     def sizes(self, preset: TranslationPreset, data: Mapping[str, Any] | None) -> dict[str, Any]:
         """Sizes of the model; any vocabulary where there are no data yet."""
-        shared = {"pretrained": None, "init": _init(preset)}
         if preset.model is not None:
             from neural_attention.tasks.marian import marian_config
 
-            folder = model_folder(preset.model)
-            config = marian_config(folder)
-            return shared | {
-                "pretrained": str(folder.resolve()),
+            config = marian_config(preset.model)
+            return {
+                "pretrained": preset.model,
                 "hidden_size": config.d_model,
                 "intermediate_size": config.encoder_ffn_dim,
                 "num_hidden_layers": config.encoder_layers,
                 "num_attention_heads": config.encoder_attention_heads,
             }
-        return shared | {
+        return {
+            "pretrained": None,
             "hidden_size": preset.hidden_size,
             "intermediate_size": preset.intermediate_size,
             "num_hidden_layers": preset.num_layers,
@@ -213,20 +206,21 @@ class Translation(Task):
 
     def build(self, spec: RunSpec, backend: str | None = None) -> BuiltModel:
         """Every parameter of the dot-product model that the arm keeps starts as it does there."""
-        from neural_attention.tasks import marian
+        from neural_attention.tasks.marian import stock_model
 
-        return marian.build(spec, backend)
+        is_pretrained = spec.sizes["pretrained"] is not None
+        return build_converted(stock_model, spec, backend, is_pretrained=is_pretrained)
 
     def save(self, model: Any, folder: Path, spec: RunSpec) -> None:
         """The weights of a run with the tokeniser, so that it can translate."""
         model.save_pretrained(folder)
-        load_tokenizer(Path(_files(spec).folder) / TOKENIZER).save_pretrained(folder)
+        load_pair_tokenizer(_files(spec).tokenizer_folder).save_pretrained(folder)
 
     def load(self, folder: Path, spec: RunSpec) -> Any:
         """The weights of a run."""
-        from neural_attention.tasks import marian
+        from transformers import AutoModelForSeq2SeqLM
 
-        return marian.load(folder)
+        return load_converted(AutoModelForSeq2SeqLM, folder)
 
     def training_set(self, spec: RunSpec) -> TrainingSet:
         """Pairs of the training part."""
@@ -261,7 +255,7 @@ class Translation(Task):
             num_beams=spec.training["num_beams"],
             max_new_tokens=spec.training["most_new_tokens"],
         )
-        tokenizer = load_tokenizer(Path(files.folder) / TOKENIZER)
+        tokenizer = load_pair_tokenizer(files.tokenizer_folder)
         texts = tokenizer.batch_decode(made, skip_special_tokens=True)
         return {
             "loss": token_loss(model, pairs, PAIRS_AT_ONCE),
@@ -308,15 +302,9 @@ def _files(spec: RunSpec) -> PairFiles:
     return PairFiles.of(spec.data)
 
 
-def _init(preset: TranslationPreset) -> str:
-    if preset.model is None:
-        return "random"
-    return preset.init if preset.init is not None else "preserve"
-
-
 def _most_tokens(preset: TranslationPreset) -> int:
     from neural_attention.tasks.marian import MOST_TOKENS, marian_config
 
     if preset.model is None:
         return MOST_TOKENS
-    return int(marian_config(model_folder(preset.model)).max_position_embeddings)
+    return int(marian_config(preset.model).max_position_embeddings)

@@ -24,9 +24,6 @@ class TranslationPreset(Preset):
         num_beams, most_new_tokens: of the beam search.
         data, source_language, target_language: see :func:`.parallel_text.load_parallel`.
         model: a pretrained Marian model; None for one from scratch.
-        init: how converted parts of a pretrained model start, see
-            :func:`neural_attention.hf.convert`; None for ``preserve``. From scratch it is
-            ``random``.
     """
 
     hidden_size: int
@@ -44,7 +41,6 @@ class TranslationPreset(Preset):
     source_language: str | None = None
     target_language: str | None = None
     model: str | None = None
-    init: str | None = None
 
 
 PRESETS: Mapping[str, TranslationPreset] = MappingProxyType(
@@ -134,7 +130,6 @@ PRESETS: Mapping[str, TranslationPreset] = MappingProxyType(
             source_language="de",
             target_language="en",
             model="Helsinki-NLP/opus-mt-de-en",
-            init="random",
         ),
     }
 )

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..doctor import diagnose
-from .probe import synchronise
-
-_SIZE, _ROUNDS = 2048, 7
+from .doctor import diagnose
 
 
-def describe() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Hardware, versions, threads, and the commit of the sources where they are a checkout's."""
     found = diagnose()
     kept = ("versions", "machine", "kernels", "threads", "gpu", "backends")
@@ -39,19 +33,3 @@ def _commit() -> str | None:
         return git("rev-parse", "HEAD") + ("+changes" if changes else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def multiply_add_peak(device: str) -> dict[str, Any]:
-    """Multiply-adds a second in float32: the best of a few large matrix products by torch."""
-    a, b, product = (torch.randn(_SIZE, _SIZE, device=device) for _ in range(3))
-    best = float("inf")
-    for _ in range(_ROUNDS):
-        synchronise(device)
-        started = time.perf_counter()
-        torch.mm(a, b, out=product)
-        synchronise(device)
-        best = min(best, time.perf_counter() - started)
-    return {
-        "per_second": _SIZE**3 / best,
-        "how": f"torch's product of two float32 matrices of {_SIZE} × {_SIZE}",
-    }
