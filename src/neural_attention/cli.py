@@ -49,6 +49,8 @@ In Python:
 
 EXTRA = 'pip install "neural-attention[compare]"'
 INTERRUPTED = 130
+STOPPED = "stopped. What is finished is kept; the same command goes on from there."
+NOTHING_KEPT = "stopped. Nothing was written."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,11 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(str(error))
         return 2
     except KeyboardInterrupt:
-        print(
-            "\nneural-attention: stopped. What is finished is kept; the same command goes on from "
-            "there.",
-            file=sys.stderr,
-        )
+        print(f"\nneural-attention: {getattr(options, 'when_stopped', STOPPED)}", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -160,7 +158,7 @@ def _add_convert(commands: Any) -> None:
     )
     convert.add_argument("--width", type=int, help="channels of the score network (default: 16)")
     convert.add_argument("--preset", help="of the score network: paper, release, bahdanau or gatv2")
-    convert.set_defaults(run=_convert)
+    convert.set_defaults(run=_convert, when_stopped=NOTHING_KEPT)
 
 
 def _convert(options: argparse.Namespace) -> int:
@@ -170,6 +168,8 @@ def _convert(options: argparse.Namespace) -> int:
     if len(options.projection) > 1 or "=" in projection:
         pairs = [part.partition("=") for part in options.projection]
         projection = {site: kind for site, _, kind in pairs}
+        if len(projection) < len(pairs):
+            raise ValueError(f"--projection names a place twice: {' '.join(options.projection)}.")
     layers = options.layers
     if options.roles:
         layers = dict.fromkeys(options.roles, options.layers)

@@ -55,6 +55,25 @@ def checkpoint(model, use_reentrant):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("use_reentrant", [False, True])
+def test_maps_go_with_gradient_checkpointing(name, use_reentrant):
+    model = build(name).train()
+    inputs = FAMILIES[name].inputs()
+    plain = model(**inputs)[0]
+    checkpoint(model, use_reentrant)
+    out = model(**inputs, output_attentions=True, return_dict=True)
+    torch.testing.assert_close(out[0], plain)
+    out[0].square().sum().backward()
+    maps = next(value for key, value in out.items() if "attentions" in key and value)
+    torch.testing.assert_close(maps[0].sum(-1), torch.ones_like(maps[0].sum(-1)))
+    assert all(
+        parameter.grad is not None
+        for key, parameter in model.named_parameters()
+        if "neural_attention" in key
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("use_reentrant", [False, True])
 def test_gradient_checkpointing(name, use_reentrant):
     expected = train(build(name), batch(name))
     model = build(name)

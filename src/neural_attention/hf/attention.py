@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -69,9 +70,10 @@ def neural_attention_forward(
         **_masks(query, attention_mask, is_causal, None if cache is None else cache.query_offset),
     }
     out = score(query, key, value, dropout_p=dropout, **options)
-    weights = (
-        score.attention_weights(query, key, value, **options) if score.returns_weights else None
-    )
+    weights = None
+    if score.returns_weights:
+        with contextlib.nullcontext() if score.weights_learn else torch.no_grad():
+            weights = score.attention_weights(query, key, value, **options)
     return out.transpose(1, 2), weights
 
 
@@ -210,18 +212,29 @@ def adapt_arguments(
     if found:
         kwargs[VIEW] = found[0]
     if score.turns_off_rotation and "position_embeddings" in kwargs:
-        cos, sin = kwargs["position_embeddings"]
-        kwargs["position_embeddings"] = torch.ones_like(cos), torch.zeros_like(sin)
+        kwargs["position_embeddings"] = _no_rotation(kwargs["position_embeddings"])
     return args, kwargs
+
+
+def _no_rotation(angles: Any) -> Any:
+    """Angles of zero: a pair of cosines and sines, complex numbers, or what is no rotation."""
+    if isinstance(angles, tuple):
+        cos, sin = angles
+        return torch.ones_like(cos), torch.zeros_like(sin)
+    return torch.ones_like(angles) if torch.is_complex(angles) else angles
 
 
 def request_weights(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Forward pre-hook of a model: tell its attention that maps are wanted.
 
-    Not every model hands ``output_attentions`` down to its attention modules.
+    Not every model hands ``output_attentions`` down to its attention modules. Under gradient
+    checkpointing maps have no gradient: the recomputation does without them.
     """
     if kwargs.get("output_attentions"):
-        _set_returns_weights(model, True)
+        is_recomputed = model.training and any(
+            getattr(module, "gradient_checkpointing", False) for module in model.modules()
+        )
+        _set_returns_weights(model, True, learn=not is_recomputed)
 
 
 def stop_weights(
@@ -229,13 +242,13 @@ def stop_weights(
 ) -> None:
     """Forward hook of a model: the end of :func:`request_weights`."""
     if kwargs.get("output_attentions"):
-        _set_returns_weights(model, False)
+        _set_returns_weights(model, False, learn=True)
 
 
-def _set_returns_weights(model: nn.Module, wanted: bool) -> None:
+def _set_returns_weights(model: nn.Module, wanted: bool, *, learn: bool) -> None:
     for module in model.modules():
         if isinstance(module, AttentionScore):
-            module.returns_weights = wanted
+            module.returns_weights, module.weights_learn = wanted, learn
 
 
 AttentionInterface.register(NAME, neural_attention_forward)

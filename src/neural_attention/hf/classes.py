@@ -14,7 +14,8 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .attention import NAME
-from .conversion import CHILD, apply_plan, make_plan
+from .conversion import CHILD, install, make_parts, make_plan
+from .discovery import find_attentions, roles
 from .score import AttentionScore
 from .settings import Settings
 
@@ -29,10 +30,14 @@ TYPES = (
 class ConvertedConfig:
     """Mixed into a stock configuration: its models are registered before the first is needed."""
 
+    models_are_registered = False
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Called before any configuration is filled, from a file or by keywords."""
         kind: Any = cls
-        register_models(kind)
+        if not kind.models_are_registered:  # once: torch.compile traces copies of a configuration
+            register_models(kind)
+            kind.models_are_registered = True
         return super().__new__(cls)
 
 
@@ -55,7 +60,17 @@ class ConvertedModel:
             config._attn_implementation = None  # the stock class chooses what is behind ours
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         model: Any = self
-        apply_plan(model, settings, make_plan(model, settings))
+        attentions = roles(find_attentions(model))
+        unknown = {
+            role: sorted(set(indices) - attentions.get(role, set()))
+            for role, indices in settings.layers.items()
+        }
+        if any(unknown.values()):
+            raise ValueError(
+                f"the configuration's neural_attention names layers that this "
+                f"{type(self).__name__} does not have: {unknown}."
+            )
+        install(model, make_parts(model, settings, make_plan(model, settings)))
 
     def _get_name(self) -> str:
         """The stock class's: the Trainer looks it up to know whether it has to shift labels."""
@@ -107,7 +122,6 @@ def model_class(stock: Any, config: Any) -> Any:
     return made
 
 
-@cache
 def register_models(config: Any) -> None:
     """Tell every Auto class that opens the stock models of the converted ones."""
     stock = config.__mro__[2]

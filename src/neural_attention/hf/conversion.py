@@ -7,13 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from . import attention as interface
-from .discovery import Attention, check_score_keywords, chosen, find_attentions
-from .projections import Place, find_places, replace
+from .discovery import (
+    Attention,
+    check_pure_scores,
+    check_score_keywords,
+    chosen,
+    find_attentions,
+)
+from .projections import Place, find_places, replacement
 from .score import AttentionScore
-from .settings import Settings
+from .settings import PURE_SCORES, Settings
 
 CHILD = "neural_attention"
 
@@ -33,6 +40,19 @@ class Plan:
     places: list[Place]
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What a conversion adds to a model, made before anything of it changes.
+
+    Attributes:
+        scores: by attention module.
+        projections: with the places where they go.
+    """
+
+    scores: list[tuple[nn.Module, AttentionScore]]
+    projections: list[tuple[Place, nn.Module]]
+
+
 def make_plan(model: PreTrainedModel, settings: Settings) -> Plan:
     """What a conversion would change.
 
@@ -41,6 +61,8 @@ def make_plan(model: PreTrainedModel, settings: Settings) -> Plan:
     """
     attentions = find_attentions(model)
     selected = {one.name for one in chosen(attentions, settings.layers)}
+    if settings.score in PURE_SCORES:
+        check_pure_scores(attentions, selected, settings.positions)
     scores, places = [], []
     for attention in attentions:
         is_selected = attention.name in selected
@@ -57,20 +79,30 @@ def make_plan(model: PreTrainedModel, settings: Settings) -> Plan:
     return Plan(attentions, scores, places)
 
 
-def apply_plan(model: PreTrainedModel, settings: Settings, plan: Plan) -> None:
+def make_parts(model: PreTrainedModel, settings: Settings, plan: Plan) -> Parts:
+    """Everything that a plan adds; the model is as it was, also where memory does not suffice."""
+    modules = [attention.module for attention in plan.attentions]
+    scores = [AttentionScore(**arguments) for arguments in plan.scores]
+    return Parts(
+        scores=list(zip(modules, scores, strict=True)),
+        projections=[(place, replacement(place, settings, model)) for place in plan.places],
+    )
+
+
+def install(model: PreTrainedModel, parts: Parts) -> None:
     """Change the model."""
-    for attention, arguments in zip(plan.attentions, plan.scores, strict=True):
-        attention.module.add_module(CHILD, AttentionScore(**arguments))
-        attention.module.register_forward_pre_hook(interface.adapt_arguments, with_kwargs=True)
-    for place in plan.places:
-        replace(place, settings.projection, settings.projection_options, settings.init, model)
+    for module, score in parts.scores:
+        module.add_module(CHILD, score)
+        module.register_forward_pre_hook(interface.adapt_arguments, with_kwargs=True)
+    for place, projection in parts.projections:
+        setattr(place.holder, place.name, projection)
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             module.register_forward_pre_hook(interface.request_weights, with_kwargs=True)
-            module.register_forward_hook(interface.stop_weights, with_kwargs=True)
+            module.register_forward_hook(interface.stop_weights, with_kwargs=True, always_call=True)
     model.set_attn_implementation(interface.NAME)
-    for attention in plan.attentions:
-        config: Any = attention.module.config
+    for module, _ in parts.scores:
+        config: Any = module.config
         if config._attn_implementation != interface.NAME:
             # Of a model put together from others, whose modules keep the configuration they had.
             config._attn_implementation = interface.NAME
@@ -78,7 +110,12 @@ def apply_plan(model: PreTrainedModel, settings: Settings, plan: Plan) -> None:
 
 def _score_arguments(attention: Attention, settings: Settings | None) -> dict[str, Any]:
     """Keywords of an :class:`AttentionScore`; of one that only passes on where settings is None."""
-    weight = next(attention.module.parameters())
+    weight = next(attention.module.parameters(), None)
+    if weight is None:
+        raise ValueError(
+            f"{attention.class_name} ({attention.name}) has no parameters, as layers that were "
+            "quantized dynamically have none: convert the model before quantizing."
+        )
     positions = "model" if settings is None else settings.positions
     if attention.role == "cross" and positions != "model":
         positions = "model"  # distances between two sequences mean nothing

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .classes import model_class
-from .conversion import CHILD, apply_plan, make_plan
+from .conversion import CHILD, install, make_parts, make_plan
 from .discovery import chosen, find_attentions, roles
 from .settings import PURE_SCORES, Settings, check_layers, check_options
 
@@ -114,10 +114,11 @@ def convert(
             stacklevel=2,
         )
     kind = _converted_class(model, settings)
+    parts = make_parts(model, settings, plan)
     _own_config(model)
     model.config.__class__ = kind.config_class
     setattr(model.config, CHILD, settings.to_dict())
-    apply_plan(model, settings, plan)
+    install(model, parts)
     model.__class__ = kind
     return model
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ UNDERSTOOD = frozenset(
 )  # fmt: skip
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+_ROTATES = re.compile("rotary|_rope|rope_")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads")
 _HEAD_DIM = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
 
@@ -56,7 +58,12 @@ class Attention:
 
     @property
     def is_rotary(self) -> bool:
-        """Whether the module turns queries and keys by angles that it is given."""
+        """Whether the module turns queries and keys by their positions."""
+        return _ROTATES.search(_source(type(self.module))) is not None
+
+    @property
+    def is_given_its_rotation(self) -> bool:
+        """Whether the angles come from outside, so that they can be set to nothing."""
         return "position_embeddings" in inspect.signature(type(self.module).forward).parameters
 
 
@@ -100,6 +107,11 @@ def check_score_keywords(attention: Attention) -> None:
     Raises:
         ValueError: it does, such as a soft cap, sinks or a position bias.
     """
+    if hasattr(attention.module, "kv_lora_rank"):
+        raise ValueError(
+            f"{attention.class_name} ({attention.name}) is latent attention, whose keys and values "
+            "differ in width: its scores cannot be replaced."
+        )
     kind: Any = type(attention.module)
     for name, value in _keywords(kind):
         if name in UNDERSTOOD:
@@ -111,6 +123,34 @@ def check_score_keywords(attention: Attention) -> None:
             f"{attention.class_name} ({attention.name}) gives its attention {name!r}, which this "
             "conversion does not compute: its scores cannot be replaced."
         )
+
+
+def check_pure_scores(attentions: list[Attention], selected: set[str], positions: str) -> None:
+    """Whether networks alone can stand in the place of the dot products.
+
+    Args:
+        attentions: every one of the model.
+        selected: names of those whose score is replaced.
+        positions: of the conversion.
+
+    Raises:
+        ValueError: layers share their keys, or one turns queries and keys itself where they are
+            wanted without.
+    """
+    for attention in attentions:
+        if getattr(attention.module, "is_kv_shared_layer", False):
+            raise ValueError(
+                f"{attention.class_name} ({attention.name}) takes the keys of another layer from "
+                "the cache, where a network alone stores its own features of them: use "
+                "score='hybrid'."
+            )
+        turns = attention.is_rotary and not attention.is_given_its_rotation
+        if turns and positions != "model" and attention.name in selected:
+            raise ValueError(
+                f"{attention.class_name} ({attention.name}) turns queries and keys itself, and "
+                f"positions={positions!r} needs them as they were: use positions='model' or "
+                "score='hybrid'."
+            )
 
 
 @cache

@@ -9,7 +9,9 @@ from tempfile import mkdtemp
 from typing import Any
 
 import transformers
+from safetensors import SafetensorError
 
+from .conversion import CHILD
 from .converting import convert
 from .report import CacheReport, cache_report
 
@@ -48,15 +50,7 @@ def convert_folder(source: str, out: str | Path, **options: Any) -> Conversion:
     out = Path(out)
     if out.exists():
         raise FileExistsError(f"{out} exists: name a folder that does not, nothing is overwritten.")
-    config = transformers.AutoConfig.from_pretrained(source)
-    (architecture, *_) = config.architectures or ["AutoModel"]
-    kind = getattr(transformers, architecture, None)
-    if kind is None:
-        raise ValueError(
-            f"{source} holds a {architecture}, a class that transformers does not have: expected a "
-            "stock model."
-        )
-    model = kind.from_pretrained(source, dtype="auto")
+    model = _load_stock(source)
     before = model.num_parameters()
     convert(model, **options)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -76,6 +70,42 @@ def convert_folder(source: str, out: str | Path, **options: Any) -> Conversion:
         cache=cache_report(model),
         has_processor=has_processor,
     )
+
+
+def _load_stock(source: str) -> Any:
+    """A stock model with every weight that it needs.
+
+    Raises:
+        ValueError, OSError: it cannot be loaded, or lacks some.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(source)
+        if getattr(config, CHILD, None) is not None:
+            raise ValueError("it is converted already: give the stock model")
+        (architecture, *_) = config.architectures or ["AutoModel"]
+        kind: Any = getattr(transformers, str(architecture), None)
+        is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+        if not is_model and kind is not transformers.AutoModel:
+            raise ValueError(f"its class, {architecture!r}, is no model of transformers")
+        model, info = kind.from_pretrained(source, dtype="auto", output_loading_info=True)
+    except OSError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ArithmeticError,
+            SafetensorError) as error:  # fmt: skip
+        # Of configurations and weights that are damaged, each library has an error of its own.
+        reason = str(error).strip().splitlines()
+        why = reason[0] if reason else type(error).__name__
+        raise ValueError(
+            f"{source} cannot be loaded ({why}): expected a stock model of transformers, as "
+            "save_pretrained writes it."
+        ) from error
+    if missing := sorted(info["missing_keys"]):
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if missing[3:] else "")
+        raise ValueError(
+            f"{source} lacks weights of its {type(model).__name__} ({shown}): nothing is converted "
+            "that would start at random."
+        )
+    return model
 
 
 def _copy_processor(source: str, out: Path) -> bool:

@@ -40,8 +40,13 @@ def from_pretrained(path: str | Path, **options: Any) -> Any:
             "save_pretrained write it."
         )
     classes.config_class(CONFIG_MAPPING[stock_type])
-    (name,) = config.get("architectures") or [None]
-    kind = getattr(classes, str(name), None)
-    if kind is None:
-        raise ValueError(f"{path} holds a {name}, a class that transformers does not have.")
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and len(names) == 1 else names
+    is_ours = str(name).startswith(classes.CLASS_PREFIX)
+    kind: Any = getattr(classes, str(name), None) if is_ours else None
+    if classes.ConvertedModel not in getattr(kind, "__mro__", ()):
+        raise ValueError(
+            f"{path} holds a {name!r}: expected the name of one class, {classes.CLASS_PREFIX!r} "
+            "before a model of transformers."
+        )
     return kind.from_pretrained(path, **options)

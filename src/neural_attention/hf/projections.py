@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..projection import ResidualProjection, build_projection
 from .discovery import Attention
+from .settings import Settings
 
 _NAMES = {
     "q": ("q_proj", "query", "q_lin", "q"),
@@ -99,21 +100,15 @@ def find_places(attention: Attention, projection: Mapping[str, str]) -> list[Pla
     return places
 
 
-def replace(
-    place: Place,
-    projection: Mapping[str, str],
-    options: Mapping[str, Any],
-    init: str,
-    model: Any,
-) -> None:
-    """Put the projections in their place; linear maps inside them keep their weights."""
+def replacement(place: Place, settings: Settings, model: Any) -> nn.Module:
+    """The projections of a place; linear maps inside them keep their weights."""
+    projection, options, init = settings.projection, settings.projection_options, settings.init
     linears = _split(place.linear, len(place.sites))
     parts = {
         site: _build(projection[site], linear, options, init, model)
         for site, linear in zip(place.sites, linears, strict=True)
     }
-    new = FusedProjection(parts) if len(parts) > 1 else parts[place.sites[0]]
-    setattr(place.holder, place.name, new)
+    return FusedProjection(parts) if len(parts) > 1 else parts[place.sites[0]]
 
 
 def _places(attention: Attention) -> list[Place]:
@@ -177,7 +172,8 @@ def _split(linear: nn.Linear | Conv1D, count: int) -> list[nn.Linear]:
     biases = linear.bias.chunk(count)
     for weight, bias in zip(linear.weight.T.chunk(count), biases, strict=True):
         part = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-        part.weight = nn.Parameter(weight.detach().clone().contiguous())
-        part.bias = nn.Parameter(bias.detach().clone())
+        learns = linear.weight.requires_grad, linear.bias.requires_grad
+        part.weight = nn.Parameter(weight.detach().clone().contiguous(), learns[0])
+        part.bias = nn.Parameter(bias.detach().clone(), learns[1])
         parts.append(part)
     return parts

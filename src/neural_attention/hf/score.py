@@ -32,6 +32,7 @@ class AttentionScore(nn.Module):
         slopes: ``(H, C)``, or None.
         alibi: ``(H,)``, or None.
         returns_weights: whether this forward pass wants attention maps.
+        weights_learn: whether those have a gradient.
     """
 
     slopes: nn.Parameter | None
@@ -55,7 +56,7 @@ class AttentionScore(nn.Module):
         self.score, self.positions, self.init = score, positions, init
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.fallback = fallback
-        self.returns_weights = False
+        self.returns_weights, self.weights_learn = False, True
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         settings = layer_options.score_network_settings(score, score_network or None, head_dim)
         self.score_network = (

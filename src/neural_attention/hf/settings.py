@@ -44,10 +44,15 @@ class Settings:
         """What :meth:`to_dict` wrote.
 
         Raises:
-            ValueError: it was written by a newer version, or is not complete.
+            ValueError: it was written by a newer version, or is not what a conversion writes.
         """
+        if not isinstance(stored, Mapping):
+            raise ValueError(
+                f"the configuration's neural_attention is {stored!r}: expected what a conversion "
+                "writes."
+            )
         version = stored.get("version")
-        if not isinstance(version, int) or version > VERSION:
+        if not isinstance(version, int) or not 1 <= version <= VERSION:
             raise ValueError(
                 f"the configuration's neural_attention has version {version!r}, and this "
                 f"neural-attention knows up to {VERSION}: install a newer one."
@@ -59,7 +64,22 @@ class Settings:
             raise ValueError(
                 f"the configuration's neural_attention does not fit: {odd} missing or unknown."
             )
-        return cls(**given)
+        layers = given.pop("layers")
+        if not isinstance(layers, Mapping) or not all(
+            role in ROLES and isinstance(indices, list) and all(type(i) is int for i in indices)
+            for role, indices in layers.items()
+        ):
+            raise ValueError(
+                f"the configuration's neural_attention has {layers!r} for layers: expected lists "
+                f"of indices by {', '.join(ROLES)}."
+            )
+        try:
+            options = check_options(**given)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"the configuration's neural_attention does not fit: {error}"
+            ) from error
+        return cls(layers=layers, **options)
 
 
 def check_options(
@@ -76,6 +96,8 @@ def check_options(
     Raises:
         ValueError: an unknown name, options that exclude each other, or nothing to convert.
     """
+    if not isinstance(score, str) or not isinstance(positions, str):
+        raise TypeError(f"score is {score!r} and positions is {positions!r}: expected names.")
     layer_options.resolve_score(score)
     projections = layer_options.resolve_projections(projection)
     layer_options.check_projection_options(projection_options, projections)
@@ -85,7 +107,10 @@ def check_options(
             "model keeps its own positions with 'model'."
         )
     if positions == "slopes" and score == "dot":
-        layer_options.resolve_positions(score, positions)
+        raise ValueError(
+            "positions='slopes' act on the channels of a score network and score='dot' has none: "
+            "use positions='alibi', or 'model'."
+        )
     if positions == "none" and score not in PURE_SCORES:
         raise ValueError(
             f"positions='none' takes the model's rotation away from a score network, and the dot "
@@ -133,6 +158,8 @@ def check_layers(
         ValueError: a role or an index that the model does not have, or nothing chosen.
         TypeError: an index that is not an integer.
     """
+    if layers is not None and not isinstance(layers, Iterable):
+        raise TypeError(f"layers is {layers!r}: expected indices of layers, such as [0].")
     if layers is None:
         return {role: sorted(indices) for role, indices in found.items()}
     if not isinstance(layers, Mapping):
@@ -143,6 +170,8 @@ def check_layers(
             raise ValueError(
                 f"layers names {role!r}, and this model has {', '.join(found)} attention."
             )
+        if indices is not None and not isinstance(indices, Iterable):
+            raise TypeError(f"layers has {indices!r} for {role}: expected indices, such as [0].")
         wanted = sorted(found[role]) if indices is None else list(indices)
         for index in wanted:
             if isinstance(index, bool) or not isinstance(index, int):
