@@ -18,7 +18,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from neural_attention.models.decoder import sinusoidal_positions
+from neural_attention.models.block import sinusoidal_positions
 from neural_attention.models.language import NeuralAttentionForCausalLM, NeuralAttentionLMConfig
 
 ATTENTIONS = {

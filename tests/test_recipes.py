@@ -28,11 +28,13 @@ def test_a_recipe_runs_at_its_smallest(recipe, tmp_path, capsys):
     task = content["task"]
     arms = read_recipe(str(recipe), task)["arms"]
     check_arms([parse_arm(arm) for arm in arms])
+    # Without a network.
+    data = ["--data", "built-in"] if "data" in content else []
     out = ["--out", str(tmp_path / "out")]
     if (task, content["preset"]) == ("masked-lm", "paper"):
         # Where the recipe has a model of the hub, one that is small and here.
         out += ["--model", str(save_roberta(tmp_path / "pretrained", "a few words"))]
-    assert main(["compare", task, "--recipe", str(recipe), *SMALL, *out]) == 0
+    assert main(["compare", task, "--recipe", str(recipe), *SMALL, *data, *out]) == 0
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert set(arms) <= set(result["arms"])
     assert all(arm["test"] for arm in result["arms"].values())

@@ -26,7 +26,7 @@ LAYERS = (
     ("ops", "validation"),
     ("functional",),
     ("headwise", "presets", "starting_values", "score", "projection"),
-    ("rotary", "position_slopes", "sdpa", "cache"),
+    ("rotary", "position_slopes", "grid_positions", "sdpa", "cache"),
     (
         "layer_options",
         "folding",
@@ -51,9 +51,9 @@ RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 OUTSIDE_THE_LAYERS = ("__init__", "testing")
 
 OPTIONAL = (
-    "accelerate", "datasets", "matplotlib", "num2words", "numpy", "pandas", "psutil", "pyarrow",
-    "rich", "sacrebleu", "safetensors", "scipy", "sentencepiece", "tokenizers", "transformers",
-    "triton", "yaml",
+    "PIL", "accelerate", "datasets", "matplotlib", "num2words", "numpy", "pandas", "psutil",
+    "pyarrow", "rich", "sacrebleu", "safetensors", "scipy", "sentencepiece", "sklearn",
+    "tokenizers", "torchvision", "transformers", "triton", "yaml",
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,13 +37,16 @@ class NeuralAttention(AttentionBase):
         positions: ``slopes``, learned, on the network's channels; ``alibi``, learned, on the score;
             ``rotary``, on q and k, in a hybrid score on its dot product alone; ``none``. None
             means ``slopes`` where there is a network and ``rotary`` for the dot product.
+        grid: rows and columns, for tokens that are the patches of an image, row by row, with a
+            class token in front if there is one more: positions are then two-dimensional, see
+            :class:`neural_attention.grid_positions.GridPositions`. None for a sequence.
         score_network: keywords of :class:`neural_attention.ScoreNetwork`, the name of a preset, or
             keywords with ``preset`` among them.
         init: ``random``, or ``preserve``: the network of a hybrid score and of residual
             projections starts at zero, so that the layer starts as dot product or linear map.
         dropout: probability of dropping an attention weight in training.
         bias: whether projections have biases.
-        rotary_base: base of the rotary frequencies; 10000 if None.
+        rotary_base: base of the rotary frequencies; 10000 if None, 100 on a grid.
         backend: see :func:`neural_attention.neural_attention`; also ``sdpa``, torch's own kernel,
             for ``score="dot"``.
         device: of the parameters.
@@ -54,6 +57,8 @@ class NeuralAttention(AttentionBase):
         score_network: the :class:`neural_attention.ScoreNetwork`, or None.
         slopes: ``(H, C)``, or None.
         alibi: ``(H,)``, or None.
+        grid: the :class:`neural_attention.grid_positions.GridPositions`, with slopes and alibi of
+            its own, or None.
 
     Raises:
         ValueError: options that do not go together; the message says what would.
@@ -83,6 +88,7 @@ class NeuralAttention(AttentionBase):
         projection: str | Mapping[str, str] = "linear",
         projection_options: Mapping[str, Any] | None = None,
         positions: str | None = None,
+        grid: Sequence[int] | None = None,
         score_network: str | Mapping[str, Any] | None = None,
         init: str = "random",
         dropout: float = 0.0,
@@ -103,6 +109,7 @@ class NeuralAttention(AttentionBase):
             projection=projection,
             projection_options=projection_options,
             positions=positions,
+            grid=grid,
             score_network=score_network,
             init=init,
             dropout=dropout,
@@ -149,7 +156,7 @@ class NeuralAttention(AttentionBase):
             output projection.
 
         Raises:
-            ValueError: shapes that do not fit, or a cache together with ``key``.
+            ValueError: shapes that do not fit, or a cache together with ``key`` or a grid.
             TypeError: an input of another dtype than the weights, outside of autocast, or an
                 argument of another type.
         """
@@ -244,6 +251,11 @@ class NeuralAttention(AttentionBase):
                 "cache and key are both given: a cache holds the keys of self-attention, to which "
                 "each call adds its own. Leave key out, or call without a cache."
             )
+        if cache is not None and self.grid is not None:
+            raise ValueError(
+                "cache is given and the layer's tokens lie on a grid, which is seen whole: call it "
+                "without a cache."
+            )
         if key is None:
             if value is not None:
                 raise ValueError("value is given without key: pass both for cross-attention.")
@@ -259,7 +271,10 @@ class NeuralAttention(AttentionBase):
             attn_mask = _with_padding(attn_mask, key_padding_mask, (shape[0], shape[3]), x)
         q, k, values = self._project(x, key, value)
         query_positions = key_positions = None
-        if self.positions == "rotary":
+        if self.positions == "rotary" and self.grid is not None:
+            query_positions = self.grid.coordinates(x.shape[1], x.device)
+            key_positions = self.grid.coordinates(key.shape[1], x.device)
+        elif self.positions == "rotary":
             key_positions = torch.arange(past, past + key.shape[1], device=x.device)
             if cu_seqlens is not None:
                 key_positions = _positions_in_documents(key_positions, cu_seqlens)

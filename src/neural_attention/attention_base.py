@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from . import layer_options, validation
 from .functional import ScoreWeights, neural_attention
+from .grid_positions import GridPositions
 from .position_slopes import alibi_slopes, channel_slopes
 from .projection import build_projection, reset_projection
 from .rotary import apply_rotary
@@ -22,6 +23,7 @@ class AttentionBase(nn.Module):
 
     alibi: nn.Parameter | None
     slopes: nn.Parameter | None
+    grid: GridPositions | None
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class AttentionBase(nn.Module):
         projection: str | Mapping[str, str],
         projection_options: Mapping[str, Any] | None,
         positions: str | None,
+        grid: Sequence[int] | None,
         score_network: str | Mapping[str, Any] | None,
         init: str,
         dropout: float,
@@ -56,6 +59,7 @@ class AttentionBase(nn.Module):
         self.score = layer_options.resolve_score(score)
         self.projections = layer_options.resolve_projections(projection)
         self.positions = layer_options.resolve_positions(score, positions)
+        layer_options.check_grid(grid, self.positions)
         layer_options.check_preserve(init, score, self.projections)
         network_settings = layer_options.score_network_settings(score, score_network, self.head_dim)
         self.init, self.backend = init, backend
@@ -63,7 +67,7 @@ class AttentionBase(nn.Module):
         validation.check_flag("bias", bias)
         self.dropout = dropout
         self._check_backend()
-        self.rotary_base = self._rotary_base(rotary_base)
+        self.rotary_base = self._rotary_base(rotary_base, has_grid=grid is not None)
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         inner, key_inner = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -100,11 +104,17 @@ class AttentionBase(nn.Module):
                 **factory,
             )
         )
-        self.slopes = self.alibi = None
-        if self.positions == "slopes":
+        self.slopes = self.alibi = self.grid = None
+        if grid is not None:
+            width = 0 if self.score_network is None else self.score_network.width
+            heads = (num_heads, self.num_kv_heads)
+            self.grid = GridPositions(
+                grid, self.positions, *heads, width, self.rotary_base, **factory
+            )
+        elif self.positions == "slopes":
             assert self.score_network is not None
             self.slopes = nn.Parameter(torch.empty(num_heads, self.score_network.width, **factory))
-        if self.positions == "alibi":
+        elif self.positions == "alibi":
             self.alibi = nn.Parameter(torch.empty(num_heads, **factory))
         self._reset_positions()
 
@@ -164,9 +174,10 @@ class AttentionBase(nn.Module):
         rotated = self._rotate(k, positions)
         if self.score_network is None:
             return rotated
-        if self.score == "hybrid":
-            return torch.cat([rotated, self.score_network.key_features(k)], dim=-1)
-        return self.score_network.key_features(rotated)
+        b = self.score_network.key_features(k if self.score == "hybrid" else rotated)
+        if self.grid is not None:
+            b = self.grid.shift_keys(b)
+        return torch.cat([rotated, b], dim=-1) if self.score == "hybrid" else b
 
     def _attend(
         self,
@@ -182,6 +193,9 @@ class AttentionBase(nn.Module):
         rotated = self._rotate(q, positions)
         dropout_p = self.dropout if self.training else 0.0
         masks.update(alibi=self.alibi, dropout_p=dropout_p)
+        if self.grid is not None:
+            mask = self.grid.mask_with_distances(masks["attn_mask"], q, keys.shape[2])
+            masks["attn_mask"] = mask
         if backend == "sdpa":
             return scaled_dot_product(rotated, keys, v, **masks)
         arguments: dict[str, Any] = {"backend": backend, "slopes": self.slopes, **masks}
@@ -196,6 +210,8 @@ class AttentionBase(nn.Module):
                 arguments.update(q=rotated, k=keys[..., : self.head_dim])
             else:
                 a, b = self.score_network.query_features(rotated), keys
+            if self.grid is not None:
+                a = self.grid.shift_queries(a)
         out = neural_attention(a, b, v, weights, activation=activation, **arguments)
         assert isinstance(out, Tensor)
         return out
@@ -212,7 +228,11 @@ class AttentionBase(nn.Module):
         return y
 
     def _rotate(self, x: Tensor, positions: Tensor | None) -> Tensor:
-        return x if positions is None else apply_rotary(x, positions, self.rotary_base)
+        if positions is None:
+            return x
+        if self.grid is not None:
+            return self.grid.rotate(x, positions)
+        return apply_rotary(x, positions, self.rotary_base)
 
     @torch.no_grad()
     def _reset_positions(self) -> None:
@@ -222,6 +242,8 @@ class AttentionBase(nn.Module):
         if self.alibi is not None and not self.alibi.is_meta:
             with torch.device("cpu"):
                 self.alibi.copy_(alibi_slopes(self.num_heads))
+        if self.grid is not None:
+            self.grid.reset_parameters()
 
     def _check_backend(self) -> None:
         if self.backend == "sdpa":
@@ -233,7 +255,7 @@ class AttentionBase(nn.Module):
         else:
             validation.check_backend(self.backend)
 
-    def _rotary_base(self, base: float | None) -> float:
+    def _rotary_base(self, base: float | None, *, has_grid: bool) -> float:
         if self.positions != "rotary" and base is not None:
             raise ValueError(
                 f"rotary_base is {base} and positions is {self.positions!r}: leave it out, or use "
@@ -246,7 +268,14 @@ class AttentionBase(nn.Module):
                 f"rotary positions turn pairs of channels and head_dim is {self.head_dim}: use an "
                 "even head_dim or other positions."
             )
-        return 10000.0 if base is None else base
+        if self.positions == "rotary" and has_grid and self.head_dim % 4:
+            raise ValueError(
+                "rotary positions on a grid turn pairs of channels in each half of a head and "
+                f"head_dim is {self.head_dim}: use a multiple of 4 or other positions."
+            )
+        # Heo et al. 2024, arXiv 2403.13298: a side of a grid is short.
+        usual = 100.0 if has_grid else 10000.0
+        return usual if base is None else base
 
 
 def _weight_dtype(projection: nn.Module) -> torch.dtype | None:

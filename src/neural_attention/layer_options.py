@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from . import validation
 from .activations import resolve
 from .presets import preset_settings
 from .projection import KINDS
@@ -63,6 +64,28 @@ def resolve_positions(score: str, positions: str | None) -> str:
             stacklevel=4,
         )
     return positions
+
+
+def check_grid(grid: Sequence[int] | None, positions: str) -> None:
+    """Whether a grid is rows and columns, and there are positions to lie on it.
+
+    Raises:
+        ValueError: a number that is no size, another count of them, or no positions.
+        TypeError: not a sequence.
+    """
+    if grid is None:
+        return
+    if isinstance(grid, str) or not isinstance(grid, Sequence):
+        raise TypeError(f"grid is {grid!r}: expected (rows, columns).")
+    if len(grid) != 2:
+        raise ValueError(f"grid has {len(grid)} entries: expected (rows, columns).")
+    for name, size in zip(("rows", "columns"), grid, strict=True):
+        validation.check_size(f"the number of {name} of grid", size)
+    if positions == "none":
+        raise ValueError(
+            "grid says where tokens lie and positions='none' do not look: leave it out, or use "
+            "slopes, alibi or rotary."
+        )
 
 
 def resolve_projections(projection: str | Mapping[str, str]) -> dict[str, str]:

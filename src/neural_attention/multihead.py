@@ -106,6 +106,7 @@ class MultiheadAttention(AttentionBase):
             projection=projection,
             projection_options=projection_options,
             positions=positions,
+            grid=None,
             score_network=score_network,
             init=init,
             dropout=dropout,

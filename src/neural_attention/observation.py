@@ -25,8 +25,9 @@ def recorded_features(model: nn.Module) -> Iterator[dict[str, dict[str, Tensor]]
     """What the first layers of the score networks give while the model runs.
 
     Yields:
-        By the owner's name, ``query`` and ``key``: the features of its latest call. A side that is
-        folded into its projection, and one that was not called, is missing.
+        By the owner's name, ``query`` and ``key``: the features of its latest call, with the slopes
+        of a grid, if its tokens lie on one. A side that is folded into its projection, and one that
+        was not called, is missing.
     """
     features: dict[str, dict[str, Tensor]] = {}
     with ExitStack() as stack:
@@ -35,12 +36,16 @@ def recorded_features(model: nn.Module) -> Iterator[dict[str, dict[str, Tensor]]
             for side in ("query", "key"):
                 layer = getattr(owner.score_network, side)
                 if layer is not None:
-                    stack.callback(layer.register_forward_hook(_keep(seen, side)).remove)
+                    stack.callback(layer.register_forward_hook(_keep(seen, side, owner)).remove)
         yield features
 
 
-def _keep(seen: dict[str, Tensor], side: str) -> Any:
+def _keep(seen: dict[str, Tensor], side: str, owner: Any) -> Any:
+    grid = getattr(owner, "grid", None)
+
     def hook(layer: Any, args: Any, output: Tensor) -> None:
+        if grid is not None:
+            output = grid.shift_queries(output) if side == "query" else grid.shift_keys(output)
         seen[side] = output
 
     return hook

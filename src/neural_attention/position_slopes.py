@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Exponents of the geometric magnitudes 2⁻¹ … 2⁻⁷.
-_FIRST, _LAST = 1.0, 7.0
+# Exponents of the geometric magnitudes: 2⁻¹ … 2⁻⁷ along a text, 2⁻¹ … 2⁻⁴ along a side of a grid.
+_FIRST, _LAST, _LAST_OF_GRID = 1.0, 7.0, 4.0
 
 
 def channel_slopes(num_heads: int, width: int) -> Tensor:
@@ -19,13 +19,24 @@ def channel_slopes(num_heads: int, width: int) -> Tensor:
     >>> channel_slopes(1, 4)
     tensor([[ 0.5000, -0.5000,  0.0078, -0.0078]])
     """
-    pairs = (width + 1) // 2
-    if pairs == 1:
-        magnitudes = _geometric(num_heads)[:, None]
-    else:
-        magnitudes = _geometric(pairs).expand(num_heads, pairs)
-    slopes = magnitudes.repeat_interleave(2, dim=1)[:, :width]
-    return slopes * torch.tensor([1.0, -1.0]).repeat(pairs)[:width]
+    return _opposite_pairs(num_heads, width, _LAST)
+
+
+def grid_slopes(num_heads: int, width: int) -> Tensor:
+    r"""Slopes over rows and columns for each channel: ``(2, num_heads, width)`` float32.
+
+    Pairs of channels take turns, one with a slope over the rows, one over the columns; heads next
+    to each other begin with different ones. Magnitudes are as in :func:`channel_slopes`, but from
+    2⁻¹ to 2⁻⁴, since a side of a grid is short.
+
+    >>> grid_slopes(1, 4)
+    tensor([[[ 0.5000, -0.5000,  0.0000,  0.0000]],
+    <BLANKLINE>
+            [[ 0.0000,  0.0000,  0.0625, -0.0625]]])
+    """
+    slopes = _opposite_pairs(num_heads, width, _LAST_OF_GRID)
+    turns = torch.arange(num_heads)[:, None] + torch.arange(width) // 2
+    return torch.stack([torch.where(turns % 2 == axis, slopes, 0.0) for axis in (0, 1)])
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
@@ -47,5 +58,15 @@ def alibi_slopes(num_heads: int) -> Tensor:
     return torch.tensor([2.0**-exponent for exponent in exponents])
 
 
-def _geometric(count: int) -> Tensor:
-    return 2.0 ** -torch.linspace(_FIRST, _LAST, count)
+def _opposite_pairs(num_heads: int, width: int, last: float) -> Tensor:
+    pairs = (width + 1) // 2
+    if pairs == 1:
+        magnitudes = _geometric(num_heads, last)[:, None]
+    else:
+        magnitudes = _geometric(pairs, last).expand(num_heads, pairs)
+    slopes = magnitudes.repeat_interleave(2, dim=1)[:, :width]
+    return slopes * torch.tensor([1.0, -1.0]).repeat(pairs)[:width]
+
+
+def _geometric(count: int, last: float) -> Tensor:
+    return 2.0 ** -torch.linspace(_FIRST, last, count)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 try:
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin
     from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
     from transformers.modeling_outputs import CausalLMOutputWithPast
 except ImportError as error:
@@ -21,18 +21,15 @@ except ImportError as error:
         'the language model needs transformers 5: pip install "neural-attention[compare]"'
     ) from error
 
-from neural_attention.models.decoder import (
-    DecoderBlock,
-    LayerCache,
-    ReadOnlyLayerCache,
-    sinusoidal_positions,
-)
+from neural_attention.models.block import TransformerBlock, sinusoidal_positions
 from neural_attention.models.language_config import CACHE_FIELD, NeuralAttentionLMConfig
+from neural_attention.models.layer_cache import LayerCache, ReadOnlyLayerCache
+from neural_attention.models.self_starting import SelfStartingModel, choose
 
 __all__ = ["NeuralAttentionForCausalLM", "NeuralAttentionLMConfig"]
 
 
-class NeuralAttentionForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
+class NeuralAttentionForCausalLM(SelfStartingModel, GenerationMixin):  # type: ignore[misc]
     """A causal language model in which layers of your choice have a neural attention score.
 
     Works with ``save_pretrained`` and ``from_pretrained``, ``AutoModelForCausalLM`` (once this
@@ -55,27 +52,25 @@ class NeuralAttentionForCausalLM(PreTrainedModel, GenerationMixin):  # type: ign
     base_model_prefix = ""
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["DecoderBlock"]
+    _no_split_modules = ["TransformerBlock"]
     _tied_weights_keys = {"head.weight": "embedding.weight"}
 
     def __init__(self, config: NeuralAttentionLMConfig) -> None:
         super().__init__(config)
-        self._is_built = False
         width, is_paper = config.hidden_size, config.architecture == "paper"
         self.embedding: nn.Module = nn.Embedding(config.vocab_size, width)
         # The paper's model multiplies embeddings by the root of the width.
         self.embedding_scale = math.sqrt(width) if is_paper else 1.0
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
-            DecoderBlock(config, layer) for layer in range(config.num_hidden_layers)
+            TransformerBlock(config, layer) for layer in range(config.num_hidden_layers)
         )
         self.norm = nn.LayerNorm(width) if is_paper else nn.RMSNorm(width, eps=1e-6)
         self.head: nn.Module = nn.Linear(width, config.vocab_size, bias=is_paper)
         self.gradient_checkpointing = False
         self._start(self.embedding)
         self._start(self.head)
-        self.post_init()
-        self._is_built = True
+        self.finish()
 
     def _start(self, module: nn.Module) -> None:
         """Starting values of embeddings and head; attention layers set their own."""
@@ -89,29 +84,6 @@ class NeuralAttentionForCausalLM(PreTrainedModel, GenerationMixin):  # type: ign
     def _init_weights(self, module: nn.Module) -> None:
         """Starting values of new embeddings; ``resize_token_embeddings`` asks for them."""
         self._start(module)
-
-    def initialize_weights(self) -> None:
-        """Fill what a checkpoint lacks with the starting values of a new model.
-
-        transformers calls this for new models, which are complete when their constructor ends, and
-        after loading.
-        """
-        if not self._is_built:
-            return
-        named = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        missing = {
-            name: tensor
-            for name, tensor in named.items()
-            if not getattr(tensor, "_is_hf_initialized", False)
-        }
-        if not missing:
-            return
-        with torch.device("cpu"):
-            fresh = type(self)(self.config)
-        source = {**dict(fresh.named_parameters()), **dict(fresh.named_buffers())}
-        with torch.no_grad():
-            for name, tensor in missing.items():
-                tensor.copy_(source[name])
 
     def get_input_embeddings(self) -> nn.Module:
         """The embedding of tokens."""
@@ -192,8 +164,8 @@ class NeuralAttentionForCausalLM(PreTrainedModel, GenerationMixin):  # type: ign
             x = x + sinusoidal_positions(positions, self.config.hidden_size).to(x.dtype)
         x = self.dropout(x)
 
-        want_maps = _flag(output_attentions, self.config, "output_attentions")
-        want_states = _flag(output_hidden_states, self.config, "output_hidden_states")
+        want_maps = choose(output_attentions, self.config, "output_attentions")
+        want_states = choose(output_hidden_states, self.config, "output_hidden_states")
         states, maps = [x], []
         for number, block in enumerate(self.blocks):
             if want_maps:
@@ -223,12 +195,11 @@ class NeuralAttentionForCausalLM(PreTrainedModel, GenerationMixin):  # type: ign
             attentions=tuple(maps) if want_maps else None,
             **{CACHE_FIELD: cache},
         )
-        return (
-            output.to_tuple() if _flag(return_dict, self.config, "return_dict") is False else output
-        )
+        as_tuple = choose(return_dict, self.config, "return_dict") is False
+        return output.to_tuple() if as_tuple else output
 
     def _usable_cache(self, cache: Cache | None, use_cache: bool | None) -> DynamicCache | None:
-        use_cache = _flag(use_cache, self.config, "use_cache")
+        use_cache = choose(use_cache, self.config, "use_cache")
         is_checkpointing = any(block.gradient_checkpointing for block in self.blocks)
         if is_checkpointing and self.training and torch.is_grad_enabled():
             # The backward pass runs each block again, which would fill the cache twice.
@@ -258,10 +229,6 @@ class NeuralAttentionForCausalLM(PreTrainedModel, GenerationMixin):  # type: ign
                 "for each cached and each new position."
             )
         return {"is_causal": True, "key_padding_mask": mask == 0}
-
-
-def _flag(value: bool | None, config: NeuralAttentionLMConfig, name: str) -> bool | None:
-    return getattr(config, name, None) if value is None else value
 
 
 def _positions(ids: Tensor | None, mask: Tensor | None, x: Tensor, seen: int) -> Tensor:

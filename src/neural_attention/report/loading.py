@@ -38,7 +38,7 @@ def load_model(name: str) -> Any:
     """
     transformers = import_transformers()
     from neural_attention.hf import classes
-    from neural_attention.models import language
+    from neural_attention.models import language, vision
 
     path = Path(name).expanduser()
     # A mistyped folder must not be looked for in the network.
@@ -56,9 +56,9 @@ def load_model(name: str) -> Any:
     try:
         config = transformers.AutoConfig.from_pretrained(source)
         architecture = (config.architectures or ["AutoModel"])[0]
-        kind = getattr(language, architecture, None) or getattr(transformers, architecture, None)
-        if kind is None:
-            kind = getattr(classes, architecture)
+        places = (language, vision, transformers)
+        found = (getattr(place, architecture, None) for place in places)
+        kind = next(filter(None, found), None) or getattr(classes, architecture)
         return kind.from_pretrained(source).eval()
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]

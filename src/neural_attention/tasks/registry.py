@@ -64,6 +64,20 @@ TASKS = {
             Option("model", "NAME", "current or paper (default: the preset's)"),
         ),
     ),
+    "images": Entry(
+        "neural_attention.tasks.images:ImageClassification",
+        "vision transformers, by accuracy",
+        (
+            Option(
+                "data",
+                "IMAGES",
+                "a folder with a folder of images for each class, an .npz or .parquet file or a "
+                "folder of them, or a hub data set such as uoft-cs/cifar10 (default: the preset's; "
+                "built-in: the digits of scikit-learn)",
+            ),
+            Option("model", "NAME", "current or paper (default: the preset's)"),
+        ),
+    ),
     "translation": Entry(
         "neural_attention.tasks.translation:Translation",
         "translation models, by BLEU",

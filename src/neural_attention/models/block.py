@@ -1,4 +1,4 @@
-"""The decoder block of the language model, its positions and its caches."""
+"""The block that the models are made of, and sinusoidal positions."""
 
 from __future__ import annotations
 
@@ -7,42 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from neural_attention.attention import NeuralAttention
-from neural_attention.cache import check_continues
-from neural_attention.models.language_config import NeuralAttentionLMConfig
-
-
-class LayerCache:
-    """One layer's part of a transformers cache, as the attention layer wants it."""
-
-    def __init__(self, cache: DynamicCache, layer: int) -> None:
-        self.cache, self.layer = cache, layer
-
-    @property
-    def length(self) -> int:
-        """Number of keys stored."""
-        return self.cache.get_seq_length(self.layer)
-
-    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put keys and values behind those stored, and return all of both."""
-        if self.length:
-            layer = self.cache.layers[self.layer]
-            check_continues((layer.keys, layer.values), (keys, values))
-        return self.cache.update(keys, values, self.layer)
-
-
-class ReadOnlyLayerCache(LayerCache):
-    """The same without keeping what comes: attention maps are computed before the layer runs."""
-
-    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put keys and values behind those stored, and return all of both."""
-        if self.length == 0:
-            return keys, values
-        layer = self.cache.layers[self.layer]
-        return torch.cat([layer.keys, keys], -2), torch.cat([layer.values, values], -2)
+from neural_attention.models.attention_config import AttentionConfig
 
 
 class _SwiGLU(nn.Module):
@@ -58,10 +26,10 @@ class _SwiGLU(nn.Module):
         return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
 
-class DecoderBlock(GradientCheckpointingLayer):  # type: ignore[misc]
+class TransformerBlock(GradientCheckpointingLayer):  # type: ignore[misc]
     """Attention and feed-forward with residual connections, normalised before or after."""
 
-    def __init__(self, config: NeuralAttentionLMConfig, layer: int) -> None:
+    def __init__(self, config: AttentionConfig, layer: int) -> None:
         super().__init__()
         width, inner = config.hidden_size, config.intermediate_size
         self.is_post_norm = config.architecture == "paper"
