@@ -42,7 +42,7 @@ LAYERS = (
     ("tasks",),
     ("compare",),
     ("report", "bench"),
-    ("cli_compare",),
+    ("cli_compare", "cli_translate"),
     ("cli",),
     ("__main__",),
 )
@@ -51,9 +51,9 @@ RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 OUTSIDE_THE_LAYERS = ("__init__", "testing")
 
 OPTIONAL = (
-    "PIL", "accelerate", "datasets", "matplotlib", "numpy", "pandas", "psutil", "rich",
-    "safetensors", "scipy", "sklearn", "tokenizers", "torchvision", "transformers", "triton",
-    "yaml",
+    "PIL", "accelerate", "datasets", "matplotlib", "num2words", "numpy", "pandas", "psutil",
+    "pyarrow", "rich", "sacrebleu", "safetensors", "scipy", "sentencepiece", "sklearn",
+    "tokenizers", "torchvision", "transformers", "triton", "yaml",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from neural_attention import __version__
 from neural_attention.bench.command import add_bench
 from neural_attention.cli_compare import add_compare, add_train, complain, with_recipe
+from neural_attention.cli_translate import add_translate
 from neural_attention.report.command import add_report, add_view
 
 FIRST_STEPS = """\
@@ -24,6 +25,7 @@ Compare it with dot-product attention, on your own machine:
   neural-attention compare lm --preset smoke           the same in seconds, to see that it works
   neural-attention compare lm --data book.txt --seeds 3
   neural-attention compare lm --help                   all options
+  neural-attention compare translation                 the same for translation models
 
 Look at what came of it, in a browser; and at a model's attention:
 
@@ -113,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_convert(commands)
     add_report(commands)
     add_view(commands)
+    add_translate(commands)
     add_bench(commands)
     _add_doctor(commands)
     return parser

@@ -101,7 +101,7 @@ def train_run(
         "broken_checkpoints": broken,
         "command_started": command_started,
     }
-    _keep(model, folder)
+    _keep(task, model, spec, folder)
     write_json(folder / "result.json", result)
     return result
 
@@ -148,10 +148,10 @@ def _warm_up(device: torch.device) -> None:
     ).backward()
 
 
-def _keep(model: Any, folder: Path) -> None:
+def _keep(task: Task, model: Any, spec: RunSpec, folder: Path) -> None:
     temporary, final = folder / "model.tmp", folder / "model"
     shutil.rmtree(temporary, ignore_errors=True)
-    model.save_pretrained(temporary)
+    task.save(model, temporary, spec)
     mark_complete(temporary)
     shutil.rmtree(final, ignore_errors=True)
     os.replace(temporary, final)

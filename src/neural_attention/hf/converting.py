@@ -36,7 +36,7 @@ def convert(
 
     Args:
         model: a transformers model whose attention goes through the attention interface, with
-            ``eager`` or ``sdpa`` attention.
+            ``eager``, ``sdpa`` or ``neural_attention_dot`` attention.
         score: ``hybrid``, the dot product plus a score network; ``neural``, a network alone;
             ``additive``, Bahdanau's; ``dot``, the model's own.
         projection: ``linear``, the model's own; ``mlp`` and ``residual`` (queries and keys),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ DOT_PRODUCT = {"sdpa": "sdpa", None: "neural_attention_dot"}
 
 
 def build_converted(
-    stock: Callable[[], Any], spec: RunSpec, backend: str | None, *, is_pretrained: bool
+    stock: Callable[[RunSpec], Any], spec: RunSpec, backend: str | None, *, is_pretrained: bool
 ) -> BuiltModel:
     """A stock model with the arm's attention.
 
@@ -25,7 +26,7 @@ def build_converted(
     the same name and shape. Dot products are computed by this library's operator.
 
     Args:
-        stock: makes the stock model, from the generator's state or from a checkpoint.
+        stock: makes the stock model of a run, from the generator's state or from a checkpoint.
         spec: the run.
         backend: ``"sdpa"`` for torch's dot product.
         is_pretrained: whether the stock model has learned something, which an arm then keeps
@@ -37,9 +38,9 @@ def build_converted(
     from neural_attention.hf import convert
 
     torch.manual_seed(spec.seed)
-    base = stock()
+    base = stock(replace(spec, overrides={}))
     torch.manual_seed(spec.seed)
-    model = stock()
+    model = stock(spec)
     model.set_attn_implementation(DOT_PRODUCT[backend])
     options = _options(spec, is_pretrained=is_pretrained)
     if options is not None:
@@ -69,6 +70,12 @@ def _options(spec: RunSpec, *, is_pretrained: bool) -> dict[str, Any] | None:
             "rotary positions are not this model's: alibi and slopes add to its own, none adds "
             "nothing."
         )
+    roles = spec.overrides.get("roles")
+    if positions in ("alibi", "slopes") and roles is not None and [*roles] == ["cross"]:
+        raise ValueError(
+            f"{positions} are of distances within one sequence, and cross-attention has two: leave "
+            f"{positions} out, or add a role."
+        )
     if positions is None:
         positions = "model" if score == "dot" else "slopes"
     start = spec.overrides.get("start")
@@ -81,6 +88,8 @@ def _options(spec: RunSpec, *, is_pretrained: bool) -> dict[str, Any] | None:
         start = "preserve" if is_pretrained and contains else "random"
     positions = "model" if positions == "none" else positions
     if score == "dot" and positions == "model" and kinds == {"linear"}:
+        if roles is not None:
+            raise ValueError("roles say where an arm's attention stands, and this is the model's.")
         return None
     return {**attention, "positions": positions, "layers": _layers(spec), "init": start}
 

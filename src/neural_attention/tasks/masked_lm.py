@@ -267,9 +267,7 @@ class MaskedLanguageModelling(Task):
 
     def build(self, spec: RunSpec, backend: str | None = None) -> BuiltModel:
         """RoBERTa, or the pretrained model, with the arm's attention."""
-        return build_converted(
-            lambda: _stock(spec), spec, backend, is_pretrained="pretrained" in spec.sizes
-        )
+        return build_converted(_stock, spec, backend, is_pretrained="pretrained" in spec.sizes)
 
     def load(self, folder: Path, spec: RunSpec) -> Any:
         """The weights of a run."""

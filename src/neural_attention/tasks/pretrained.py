@@ -27,6 +27,9 @@ def load_pretrained(what: Literal["config", "masked-lm", "seq2seq"], name: str) 
     import transformers
     from safetensors import SafetensorError
 
+    # Bars and advice of its own would stand between the lines of a command.
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     kinds: dict[str, Any] = {
         "config": transformers.AutoConfig,
         "masked-lm": transformers.AutoModelForMaskedLM,

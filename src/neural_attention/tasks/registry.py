@@ -78,6 +78,28 @@ TASKS = {
             Option("model", "NAME", "current or paper (default: the preset's)"),
         ),
     ),
+    "translation": Entry(
+        "neural_attention.tasks.translation:Translation",
+        "translation models, by BLEU",
+        (
+            Option(
+                "data",
+                "PAIRS",
+                "a folder of aligned files such as train.de and train.en, a .tsv or .parquet file "
+                "or a folder of them, or a hub data set such as IWSLT/iwslt2017:iwslt2017-de-en "
+                "(default: the preset's; built-in: German number words)",
+            ),
+            Option("source_language", "NAME", "ending or column of what is translated"),
+            Option("target_language", "NAME", "ending or column of the translations"),
+            Option("vocab_size", "N", "entries of the vocabulary that is trained on both"),
+            Option(
+                "model",
+                "FOLDER_OR_NAME",
+                "a pretrained Marian model such as Helsinki-NLP/opus-mt-de-en, or scratch "
+                "(default: the preset's)",
+            ),
+        ),
+    ),
     "masked-lm": Entry(
         "neural_attention.tasks.masked_lm:MaskedLanguageModelling",
         "masked language models such as RoBERTa, by perplexity of the masked tokens",

@@ -295,9 +295,13 @@ class Task(abc.ABC):
             ValueError, TypeError: the arm does not fit the model.
         """
 
+    def save(self, model: PreTrainedModel, folder: Path, spec: RunSpec) -> None:
+        """Write a trained model, and what belongs to it, into a folder."""
+        model.save_pretrained(folder)
+
     @abc.abstractmethod
     def load(self, folder: Path, spec: RunSpec) -> PreTrainedModel:
-        """A model that ``save_pretrained`` wrote."""
+        """A model that :meth:`save` wrote."""
 
     @abc.abstractmethod
     def training_set(self, spec: RunSpec) -> TrainingSet:

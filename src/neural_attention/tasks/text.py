@@ -34,6 +34,9 @@ _FILE_NAMES = {
     "validation": ("validation.txt", "valid.txt", "dev.txt"),
     "test": ("test.txt",),
 }
+CONVERTED = "refs/convert/parquet"
+"""Where the hub keeps its own conversion of a data set to parquet files."""
+
 HUB_SPLITS = {
     "train": ("train",),
     "validation": ("validation", "valid", "dev"),
@@ -143,7 +146,7 @@ def load_text(source: str | None = None) -> TextSplits:
     # Not Path.expanduser, which raises for a user that there is not.
     path, name = Path(os.path.expanduser(source)), legible(source)
     if path.is_file():
-        return _split_by_position(_read(path), name)
+        return _split_by_position(read_utf8(path), name)
     if path.is_dir():
         return _from_folder(path, name)
     if HUB_NAME.match(source) and path.suffix != ".txt":
@@ -172,7 +175,12 @@ def _python_documentation() -> str:
     return "\n\n".join(paragraphs) + "\n"
 
 
-def _read(path: Path) -> str:
+def read_utf8(path: Path) -> str:
+    """The text of a file, without a byte order mark.
+
+    Raises:
+        ValueError: it is empty, or not UTF-8; the message names the line.
+    """
     data, name = path.read_bytes(), legible(path)
     try:
         text = data.decode("utf-8-sig")
@@ -198,14 +206,14 @@ def _from_folder(folder: Path, source: str) -> TextSplits:
     parts: dict[str, str | None] = {}
     for part, names in _FILE_NAMES.items():
         found = [folder / name for name in names if (folder / name).is_file()]
-        parts[part] = _read(found[0]) if found else None
+        parts[part] = read_utf8(found[0]) if found else None
     if parts["train"] is not None:
         return _complete(parts, source)
     files = sorted(folder.glob("*.txt"))
     if not files:
         raise FileNotFoundError(f"no .txt file in the folder {legible(folder)}.")
     return _split_by_position(
-        "\n".join(_read(file) for file in files), f"{source}, {counted(len(files), 'file')}"
+        "\n".join(read_utf8(file) for file in files), f"{source}, {counted(len(files), 'file')}"
     )
 
 
@@ -265,7 +273,7 @@ def load_hub_sets(source: str) -> Any:
     _require_hub(name, source)
     datasets.disable_progress_bars()
     try:
-        return datasets.load_dataset(name, configuration or None)
+        return _load_dataset(name, configuration or None)
     except ValueError as error:
         # An unknown or missing configuration; the message of `datasets` lists those there are.
         raise ValueError(f"{source!r}: {error}") from error
@@ -273,6 +281,19 @@ def load_hub_sets(source: str) -> Any:
         raise FileNotFoundError(f"no data set {source!r} on the hub: {error}") from error
     except network_errors() as error:
         raise _unreachable(source, error) from error
+
+
+def _load_dataset(name: str, configuration: str | None) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, configuration)
+    except RuntimeError as error:
+        # A set with a loading script, which `datasets` 4 and later do not run: the hub itself has
+        # converted many of them.
+        if "scripts are no longer supported" not in str(error):
+            raise
+        return datasets.load_dataset(name, configuration, revision=CONVERTED)
 
 
 def _require_hub(name: str, source: str) -> None:

@@ -102,7 +102,7 @@ def tokenise(
         Byte-level BPE: Radford et al. 2019, "Language models are unsupervised multitask learners".
     """
     tokenizer = None if tokenizer is None else os.path.expanduser(tokenizer)
-    what = [text.sha256, *_identity(tokenizer, vocab_size)]
+    what = [text.sha256, *tokenizer_identity(tokenizer, vocab_size)]
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()
     folder = folder / key[:12]
     description = folder / "tokens.json"
@@ -144,7 +144,7 @@ def tokenise(
         "key": key,
         "tokenizer_files": _tokenizer_files(folder),
     }
-    write_json(description, {**content, "digest": _digest(content)})
+    write_json(description, {**content, "digest": digest_of(content)})
     return files
 
 
@@ -156,12 +156,12 @@ def _tokenizer_files(folder: Path) -> dict[str, str]:
     }
 
 
-def _digest(content: dict[str, Any]) -> str:
+def digest_of(content: dict[str, Any]) -> str:
     """Of a description without its digest."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _identity(tokenizer: str | None, vocab_size: int) -> list[str]:
+def tokenizer_identity(tokenizer: str | None, vocab_size: int) -> list[str]:
     """What tells one tokeniser from another: of a folder its files, wherever it lies."""
     if tokenizer is None:
         return [f"bpe {vocab_size}"]
@@ -181,7 +181,7 @@ def _identity(tokenizer: str | None, vocab_size: int) -> list[str]:
 def _read_description(path: Path, known: dict[str, object]) -> TokenFiles | None:
     """The files of an earlier call, if they are whole; ``None`` has them made anew."""
     content = read_json(path, {**_FORM, **known}) if path.is_file() else None
-    if content is None or content.pop("digest") != _digest(content):
+    if content is None or content.pop("digest") != digest_of(content):
         return None
     tokenizer_files = content.pop("tokenizer_files")
     del content["key"]
@@ -274,8 +274,8 @@ def load_tokenizer(name: str) -> Any:
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ValueError(
-            f"the tokeniser {name!r} cannot be loaded ({reason}). Give a folder with a tokeniser, "
-            "a name on the Hugging Face hub with a network, or leave --tokenizer out to train one."
+            f"the tokeniser {name!r} cannot be loaded ({reason}). Give a folder with a tokeniser "
+            "or a name on the Hugging Face hub, with a network; one is trained where none is named."
         ) from error
 
 
