@@ -189,7 +189,7 @@ def changed_config(folder, change):
         (lambda config: config.update(model_type="neural_attention_lama"), "neural_attention_lama"),
         (
             lambda config: config.update(architectures=["NeuralAttentionX"]),
-            "holds a NeuralAttentionX",
+            "holds a 'NeuralAttentionX'",
         ),
     ],
 )

@@ -46,6 +46,11 @@ class CacheView:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["cache"], name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # What modules leave in their cache for later layers, as those that share keys do.
+        own = name in ("cache", "score", "stores_features", "query_offset")
+        object.__setattr__(self if own else self.cache, name, value)
+
     def _check_width(self, features: Tensor, layer_idx: int) -> None:
         layers = self.cache.layers
         stored = layers[layer_idx].keys if layer_idx < len(layers) else None

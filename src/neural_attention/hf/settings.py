@@ -76,7 +76,7 @@ class Settings:
         if given["score_network"] == {}:
             given["score_network"] = None  # a dot product's
         try:
-            options = check_options(**given)
+            options = check_options(**{**given, "score_network": given["score_network"] or None})
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"the configuration's neural_attention does not fit: {error}"
