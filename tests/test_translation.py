@@ -285,6 +285,52 @@ def test_a_pretrained_start_is_kept(comparison, prepared, name):
     torch.testing.assert_close(found, stock(**batch).logits, atol=1e-5, rtol=1e-5)
 
 
+def save_opus(folder):
+    """A model as those of Helsinki-NLP lie on the hub: two sentencepiece models, one vocabulary."""
+    import sentencepiece
+    from transformers import MarianConfig, MarianMTModel
+
+    folder.mkdir()
+    vocabulary = {"</s>": 0, "<unk>": 1}
+    for side, name in enumerate(("source", "target")):
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(pair[side] for pair in PAIRS),
+            model_prefix=str(folder / name),
+            vocab_size=60,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+        (folder / f"{name}.model").rename(folder / f"{name}.spm")
+        made = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm"))
+        for index in range(3, made.get_piece_size()):
+            vocabulary.setdefault(made.id_to_piece(index), len(vocabulary))
+    vocabulary["<pad>"] = pad = len(vocabulary)
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    names = {"source_lang": "de", "target_lang": "en", "model_max_length": 512}
+    settings = {"tokenizer_class": "MarianTokenizer", **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    sides = {"layers": 1, "ffn_dim": 24, "attention_heads": 2}
+    sizes = {f"{side}_{n}": v for side in ("encoder", "decoder") for n, v in sides.items()}
+    special = {"pad_token_id": pad, "decoder_start_token_id": pad, "vocab_size": pad + 1}
+    torch.manual_seed(0)
+    config = MarianConfig(d_model=16, max_position_embeddings=512, **sizes, **special)
+    MarianMTModel(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_model_with_a_tokeniser_of_marians_is_compared_and_translates(data, tmp_path, capsys):
+    opus = save_opus(tmp_path / "opus")
+    command = ["compare", "translation", "--preset", "smoke", "--steps", "2", "--device", "cpu"]
+    command += ["--quiet", "--data", data, "--model", str(opus), "--out", str(tmp_path / "out")]
+    assert main([*command, "--arms", "dot", "projection=mlp:qko"]) == 0
+    (folder,) = (tmp_path / "out").glob("runs/projection*/model")
+    (tmp_path / "in.txt").write_text(PAIRS[0][0] + "\n")
+    capsys.readouterr()
+    assert main(["translate", str(folder), str(tmp_path / "in.txt"), "--beams", "1"]) == 0
+    said = capsys.readouterr()
+    assert (said.out.count("\n"), said.err) == (1, "")
+
+
 def test_a_start_that_cannot_be_kept_is_refused(comparison, data, tmp_path, capsys):
     command = ["compare", "translation", "--preset", "smoke", "--quiet", "--data", data]
     command += ["--out", str(tmp_path / "out"), "--model", str(run_folder(comparison) / "model")]

@@ -16,6 +16,10 @@ from neural_attention.tasks.parallel_tokens import cut, load_pair_tokenizer
 from neural_attention.tasks.pretrained import load_pretrained
 
 NO_LABEL = -100
+MOST_NEW_TOKENS = 256
+"""Of a translation, where a model's own settings have no limit."""
+
+_UNSET_LENGTH = 20  # what transformers takes for a length that nobody has set
 
 
 def pad_batch(sequences: Sequence[Any], value: int) -> torch.Tensor:
@@ -132,12 +136,13 @@ class Translator:
         name = os.path.expanduser(name)
         model = load_pretrained("seq2seq", name)
         tokenizer = load_pair_tokenizer(name)
-        limits = (
-            getattr(model.config, "max_position_embeddings", None),
-            tokenizer.model_max_length,
-        )
+        known = getattr(model.config, "max_position_embeddings", None), tokenizer.model_max_length
+        most_tokens = min(limit for limit in known if limit is not None)
+        own = model.generation_config
         generation = {} if num_beams is None else {"num_beams": num_beams}
-        return cls(model.to(device), tokenizer, min(filter(None, limits)), generation)
+        if own.max_new_tokens is None and own.max_length in (None, _UNSET_LENGTH):
+            generation["max_new_tokens"] = min(most_tokens, MOST_NEW_TOKENS)
+        return cls(model.to(device), tokenizer, most_tokens, generation)
 
     def lines(self, lines: Sequence[str], batch_size: int) -> tuple[list[str], list[int]]:
         """Translations of lines, in their order, and the indices of those that were too long.
