@@ -55,8 +55,9 @@ def checkpoint(model, use_reentrant):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_maps_go_with_gradient_checkpointing(name, use_reentrant):
-    model = build(name).train()
+@pytest.mark.parametrize("layers", [None, [0]])
+def test_maps_go_with_gradient_checkpointing(name, use_reentrant, layers):
+    model = quiet_convert(FAMILIES[name].make(), score="hybrid", layers=layers).train()
     inputs = FAMILIES[name].inputs()
     plain = model(**inputs)[0]
     checkpoint(model, use_reentrant)
@@ -70,6 +71,28 @@ def test_maps_go_with_gradient_checkpointing(name, use_reentrant):
         for key, parameter in model.named_parameters()
         if "neural_attention" in key
     )
+
+
+@pytest.mark.skipif(
+    not hasattr(transformers.PreTrainedModel, "activation_checkpointing_enable"),
+    reason="T5 goes through the attention interface in transformers 5.24, not in the oldest",
+)
+def test_maps_of_a_model_whose_scores_have_a_bias():
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    tokens = torch.arange(3, 12)[None]
+    models = []
+    for implementation in ("eager", "sdpa"):
+        torch.manual_seed(0)
+        config = transformers.T5Config(vocab_size=61, decoder_start_token_id=0, **sizes)
+        model = transformers.T5ForConditionalGeneration(config).eval()
+        model.set_attn_implementation(implementation)
+        models.append(model)
+    stock, model = models
+    na.hf.convert(model, score="dot", projection="residual")
+    arguments = {"input_ids": tokens, "decoder_input_ids": tokens, "output_attentions": True}
+    expected, found = stock(**arguments), model(**arguments)
+    for name in ("encoder_attentions", "decoder_attentions", "cross_attentions"):
+        torch.testing.assert_close(found[name], expected[name], atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -58,23 +59,30 @@ def neural_attention_forward(
     score: AttentionScore = module.neural_attention  # type: ignore[assignment]
     cache: CacheView | None = kwargs.pop(VIEW, None)
     is_causal = _is_causal(module, is_causal)
-    # An eager function gives its weights anyway.
-    passes_on = not score.returns_weights or isinstance(score.fallback, EagerAttention)
-    if not score.is_own and passes_on:
-        arguments = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
-        return score.fallback(module, query, key, value, attention_mask, **arguments, **kwargs)
+    learns = contextlib.nullcontext() if score.weights_learn else torch.no_grad()
+    if not score.is_own:
+        given = (module, query, key, value, attention_mask)
+        arguments = {"scaling": scaling, "is_causal": is_causal, **kwargs}
+        out, weights = score.fallback(*given, dropout=dropout, **arguments)
+        eager = _eager_of(type(module))
+        if not score.returns_weights or weights is not None:
+            return out, weights
+        if eager is not None:  # it knows what the model adds to its scores
+            with learns:
+                return out, eager(*given, dropout=0.0, **arguments)[1]
     _refuse_what_is_not_computed(module, kwargs)
     options: dict[str, Any] = {
         "keys_are_features": cache is not None and cache.stores_features,
         "scale": scaling,
         **_masks(query, attention_mask, is_causal, None if cache is None else cache.query_offset),
     }
-    out = score(query, key, value, dropout_p=dropout, **options)
+    if score.is_own:
+        out = score(query, key, value, dropout_p=dropout, **options).transpose(1, 2)
     weights = None
     if score.returns_weights:
-        with contextlib.nullcontext() if score.weights_learn else torch.no_grad():
+        with learns:
             weights = score.attention_weights(query, key, value, **options)
-    return out.transpose(1, 2), weights
+    return out, weights
 
 
 def dot_product_forward(
@@ -150,7 +158,20 @@ def fallback_of(kind: type[nn.Module], implementation: str) -> Callable[..., Any
             f"the model's attention implementation is {implementation!r}: expected "
             f"{', '.join(FALLBACKS)}. Call model.set_attn_implementation('sdpa') before."
         )
-    return EagerAttention(inspect.unwrap(kind.forward).__globals__["eager_attention_forward"])
+    eager = _eager_of(kind)
+    if eager is None:
+        raise ValueError(
+            f"{kind.__name__} has no eager attention function: call "
+            "model.set_attn_implementation('sdpa') before."
+        )
+    return eager
+
+
+@cache
+def _eager_of(kind: Any) -> EagerAttention | None:
+    """The eager attention function that stands beside a class of modules."""
+    function = inspect.unwrap(kind.forward).__globals__.get("eager_attention_forward")
+    return None if function is None else EagerAttention(function)
 
 
 class EagerAttention:
