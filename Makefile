@@ -12,11 +12,13 @@
 #   VENV=path            where the environment lies
 #   DEMO="--preset ..."  further arguments for the comparison that `make demo` runs
 #   TESTS="-k ..."       further arguments for pytest
+#   WORKERS=2            processes that run tests at once
 
 PYTHON ?= python3
 VENV ?= .venv
 DEMO ?=
 TESTS ?=
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 # There from the first moment until an installation is whole: an environment in which it is found
@@ -29,7 +31,7 @@ demo: with-compare
 	$(BIN)/neural-attention compare lm --out runs/demo $(DEMO)
 
 test: with-dev
-	$(BIN)/python -m pytest $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(TESTS)
 
 lint: with-dev
 	$(BIN)/python -m ruff check .

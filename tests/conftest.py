@@ -16,6 +16,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        # Shared fixtures are made once, and the table of models sees all of its tests.
+        together = item.path.parent if item.path.parent.name == "hf" else item.path
+        item.add_marker(pytest.mark.xdist_group(str(together)))
     if config.getoption("--slow"):
         return
     for item in items:

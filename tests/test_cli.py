@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -336,3 +337,42 @@ def test_the_smoke_comparison_ends_with_a_table_of_80_columns_and_a_sentence(tmp
     )
     assert told.stderr == ""
     assert set(json.loads(told.stdout)["arms"]) == {"dot", "dot+alibi", "neural"}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_a_shell_learns_the_words(capsys, shell):
+    pytest.importorskip("shtab")
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("compare", "masked-lm", "learning-rates", "report", "doctor"):
+        assert word in script
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_what_was_begun(tmp_path):
+    pytest.importorskip("shtab")
+    script = tmp_path / "completion.bash"
+    command = [sys.executable, "-m", "neural_attention", "completion", "bash"]
+    with script.open("w") as file:
+        subprocess.run(command, stdout=file, check=True, env=environment())
+    program = (
+        f"source {script}; COMP_WORDS=(neural-attention compare lm --learn); COMP_CWORD=3; "
+        "$(complete -p neural-attention | sed 's/.*-F \\([^ ]*\\).*/\\1/'); echo ${COMPREPLY[@]}"
+    )
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["--learning-rates"]
+
+
+def test_a_reader_that_stops_reading_is_no_error():
+    command = [sys.executable, "-m", "neural_attention", "completion", "bash"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 1
+
+
+def environment():
+    """For a process of its own, which imports what this one does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(one for one in sys.path if one)}

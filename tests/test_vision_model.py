@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+import transformers
 
 pytest.importorskip("transformers")
 
@@ -20,7 +21,7 @@ from transformers import (
 from neural_attention.cli import main
 from neural_attention.models.vision import (
     NeuralAttentionForImageClassification,
-    NeuralAttentionViTConfig,
+    NeuralAttentionVisionConfig,
 )
 
 ATTENTIONS = {
@@ -54,7 +55,7 @@ def make_config(attention="neural", **changes):
         "num_attention_heads": 2,
         "num_labels": 5,
     }
-    return NeuralAttentionViTConfig(attention=ATTENTIONS[attention], **{**settings, **changes})
+    return NeuralAttentionVisionConfig(attention=ATTENTIONS[attention], **{**settings, **changes})
 
 
 def make_model(attention="neural", **changes):
@@ -69,7 +70,7 @@ def pictures(count=3, seed=0):
 def parameters(**settings):
     with torch.device("meta"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="init='torch'")
-        model = NeuralAttentionForImageClassification(NeuralAttentionViTConfig(**settings))
+        model = NeuralAttentionForImageClassification(NeuralAttentionVisionConfig(**settings))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -230,3 +231,12 @@ def test_an_impossible_configuration_is_refused_when_it_is_made(changes, says):
 def test_images_of_another_shape_are_refused():
     with pytest.raises(ValueError, match=r"shape \(1, 1, 8, 8\): expected \(batch, 3, 8, 8\)"):
         make_model()(torch.zeros(1, 1, 8, 8))
+
+
+def test_its_model_type_is_not_that_of_a_converted_vit():
+    from neural_attention.hf import classes
+
+    converted = classes.config_class(transformers.ViTConfig)
+    assert converted.model_type != NeuralAttentionVisionConfig.model_type
+    assert converted.__name__ != NeuralAttentionVisionConfig.__name__
+    assert transformers.AutoConfig.for_model(converted.model_type).__class__ is converted

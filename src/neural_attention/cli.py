@@ -21,20 +21,20 @@ Attention whose scores and projections are small neural networks.
 
 Compare it with dot-product attention, on your own machine:
 
-  neural-attention compare lm                          a first look, minutes on two cores
-  neural-attention compare lm --preset smoke           the same in seconds, to see that it works
+  neural-attention compare lm                  a first look, minutes on 2 cores
+  neural-attention compare lm --preset smoke   in seconds, to see that it works
   neural-attention compare lm --data book.txt --seeds 3
-  neural-attention compare lm --help                   all options
-  neural-attention compare translation                 the same for translation models
+  neural-attention compare --help              translation, images, masked-lm
 
 Look at what came of it, in a browser; and at a model's attention:
 
   neural-attention report comparison
-  neural-attention view comparison/runs/RUN/model --text "To be, or not to be"
+  neural-attention view comparison/runs/RUN/model --text "To be, or not to be" \\
+    --tokenizer comparison/data/DATA/tokenizer
 
 Measure its speed; see what this machine has, and what is missing:
 
-  neural-attention bench                               time and memory beside torch's kernel
+  neural-attention bench                       beside torch's own kernel
   neural-attention doctor
 
 Put it into a transformers model:
@@ -44,7 +44,8 @@ Put it into a transformers model:
 In Python:
 
   import neural_attention as na
-  layer = na.NeuralAttention(512, 8, score="neural")   # y = layer(x, is_causal=True)
+  layer = na.NeuralAttention(512, 8, score="neural")
+  y = layer(x, is_causal=True)
 """
 
 EXTRA = 'pip install "neural-attention[compare]"'
@@ -87,6 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = str(error)
         complain(message if "pip install" in message else f"{message}; this needs: {EXTRA}")
         return 2
+    except BrokenPipeError:
+        # Whoever read what is printed has stopped reading, as `head` does: there is no more to say.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, OSError) as error:
         complain(str(error))
         return 2
@@ -118,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     add_translate(commands)
     add_bench(commands)
     _add_doctor(commands)
+    _add_completion(commands)
     return parser
 
 
@@ -194,6 +200,29 @@ def _convert(options: argparse.Namespace) -> int:
         print(f"cache, bytes a token: {done.cache.before:,} before, {done.cache.after:,} after")
     if not done.has_processor:
         print("tokenizer: none was found")
+    return 0
+
+
+def _add_completion(commands: Any) -> None:
+    completion = commands.add_parser(
+        "completion",
+        help="what makes a shell complete this command's words",
+        description=(
+            "Print a script for a shell, which completes commands, options and files. For bash: "
+            "neural-attention completion bash > "
+            "~/.local/share/bash-completion/completions/neural-attention"
+        ),
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion.set_defaults(run=_completion)
+
+
+def _completion(options: argparse.Namespace) -> int:
+    try:
+        import shtab
+    except ImportError as error:
+        raise ImportError("completion needs shtab: pip install shtab") from error
+    print(shtab.complete(_parser(), shell=options.shell))
     return 0
 
 

@@ -32,9 +32,10 @@ _PARAMETERS = ("output", "hidden_weight", "hidden_bias", "slopes", "alibi", "att
 
 # How far a backend may be from float64: FACTOR times as far as eager torch in the same dtype, and
 # beyond that one unit of the inputs' precision and a few of the precision computed in, both of the
-# largest value: the sums over all pairs in a parameter's gradient may come in another order.
+# largest value: the sums over all pairs in a parameter's gradient may come in another order, which
+# over n terms is worth about √n units: 84 for the 7,000 pairs of a head in the largest tests.
 FACTOR = 2.0
-WORKING_ULPS = 32.0
+WORKING_ULPS = 64.0
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,

@@ -1,6 +1,6 @@
 """A vision transformer with any attention of this library, as a transformers model.
 
-Importing this module registers ``model_type`` ``"neural_attention_vit"`` with ``AutoConfig`` and
+Importing this module registers ``model_type`` ``"neural_attention_vision"`` with ``AutoConfig`` and
 ``AutoModelForImageClassification``.
 """
 
@@ -25,9 +25,9 @@ except ImportError as error:
 
 from neural_attention.models.block import TransformerBlock, sinusoidal_positions
 from neural_attention.models.self_starting import SelfStartingModel, choose
-from neural_attention.models.vision_config import NeuralAttentionViTConfig
+from neural_attention.models.vision_config import NeuralAttentionVisionConfig
 
-__all__ = ["NeuralAttentionForImageClassification", "NeuralAttentionViTConfig"]
+__all__ = ["NeuralAttentionForImageClassification", "NeuralAttentionVisionConfig"]
 
 # Of the class token and learned positions, as in ViT.
 _SMALL = 0.02
@@ -41,25 +41,25 @@ class NeuralAttentionForImageClassification(SelfStartingModel):
     ``AutoModelForImageClassification`` (once this module is imported) and ``Trainer``.
 
     Args:
-        config: a :class:`NeuralAttentionViTConfig`.
+        config: a :class:`NeuralAttentionVisionConfig`.
 
     Source:
         ViT: Dosovitskiy et al. 2020, arXiv 2010.11929, section 3.1. DiGiugno & Mahmood 2025, arXiv
         2502.17206 (architecture ``"paper"``).
 
-    >>> config = NeuralAttentionViTConfig(attention={"score": "neural"}, num_labels=10)
+    >>> config = NeuralAttentionVisionConfig(attention={"score": "neural"}, num_labels=10)
     >>> model = NeuralAttentionForImageClassification(config)
     >>> model(pixel_values=torch.randn(2, 3, 32, 32)).logits.shape
     torch.Size([2, 10])
     """
 
-    config_class = NeuralAttentionViTConfig
+    config_class = NeuralAttentionVisionConfig
     base_model_prefix = ""
     main_input_name = "pixel_values"
     supports_gradient_checkpointing = True
     _no_split_modules = ["TransformerBlock"]
 
-    def __init__(self, config: NeuralAttentionViTConfig) -> None:
+    def __init__(self, config: NeuralAttentionVisionConfig) -> None:
         super().__init__(config)
         width, is_paper = config.hidden_size, config.architecture == "paper"
         # As in the paper's language model.
@@ -170,7 +170,9 @@ class NeuralAttentionForImageClassification(SelfStartingModel):
         return sinusoidal_positions(torch.arange(x.shape[1], device=x.device), x.shape[2])
 
 
-AutoConfig.register(NeuralAttentionViTConfig.model_type, NeuralAttentionViTConfig, exist_ok=True)
+AutoConfig.register(
+    NeuralAttentionVisionConfig.model_type, NeuralAttentionVisionConfig, exist_ok=True
+)
 AutoModelForImageClassification.register(
-    NeuralAttentionViTConfig, NeuralAttentionForImageClassification, exist_ok=True
+    NeuralAttentionVisionConfig, NeuralAttentionForImageClassification, exist_ok=True
 )

@@ -9,7 +9,7 @@ from neural_attention import validation
 from neural_attention.models.attention_config import AttentionConfig
 
 
-class NeuralAttentionViTConfig(AttentionConfig):
+class NeuralAttentionVisionConfig(AttentionConfig):
     r"""Configuration of :class:`NeuralAttentionForImageClassification`.
 
     Args:
@@ -42,11 +42,11 @@ class NeuralAttentionViTConfig(AttentionConfig):
             :class:`neural_attention.NeuralAttention` refuses.
         TypeError: a value of another type.
 
-    >>> NeuralAttentionViTConfig(image_size=32, patch_size=4, num_labels=10).grid
+    >>> NeuralAttentionVisionConfig(image_size=32, patch_size=4, num_labels=10).grid
     (8, 8)
     """
 
-    model_type = "neural_attention_vit"
+    model_type = "neural_attention_vision"
 
     def __init__(
         self,

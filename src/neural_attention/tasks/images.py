@@ -14,7 +14,7 @@ import torch
 
 from neural_attention.models.vision import (
     NeuralAttentionForImageClassification,
-    NeuralAttentionViTConfig,
+    NeuralAttentionVisionConfig,
 )
 from neural_attention.tasks import image_classification as scoring
 from neural_attention.tasks.image_data import load_images
@@ -46,7 +46,7 @@ class ImagePreset(Preset):
 
     Attributes:
         architecture: ``"current"`` or ``"paper"``, see
-            :class:`neural_attention.models.vision.NeuralAttentionViTConfig`.
+            :class:`neural_attention.models.vision.NeuralAttentionVisionConfig`.
         hidden_size, intermediate_size, num_layers, num_heads: sizes of the model.
         image_size: side to which images are resized.
         patch_size: side of a patch.
@@ -332,10 +332,10 @@ class ImageClassification(Task):
         return {"pixel_values": scoring.normalised(pixels)}
 
 
-def _config(spec: RunSpec, backend: str | None = None) -> NeuralAttentionViTConfig:
+def _config(spec: RunSpec, backend: str | None = None) -> NeuralAttentionVisionConfig:
     attention = dict(spec.attention) | ({} if backend is None else {"backend": backend})
     overrides = {_OVERRIDES[name]: value for name, value in spec.overrides.items()}
-    return NeuralAttentionViTConfig(
+    return NeuralAttentionVisionConfig(
         attention=attention, attention_layers=spec.layers, **{**spec.sizes, **overrides}
     )
 
