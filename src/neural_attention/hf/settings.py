@@ -73,8 +73,6 @@ class Settings:
                 f"the configuration's neural_attention has {layers!r} for layers: expected lists "
                 f"of indices by {', '.join(ROLES)}."
             )
-        if given["score_network"] == {}:
-            given["score_network"] = None  # a dot product's
         try:
             options = check_options(**{**given, "score_network": given["score_network"] or None})
         except (TypeError, ValueError) as error:
