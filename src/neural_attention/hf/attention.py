@@ -64,7 +64,8 @@ def neural_attention_forward(
         given = (module, query, key, value, attention_mask)
         arguments = {"scaling": scaling, "is_causal": is_causal, **kwargs}
         out, weights = score.fallback(*given, dropout=dropout, **arguments)
-        eager = _eager_of(type(module))
+        kind: Any = type(module)
+        eager = _eager_of(kind)
         if not score.returns_weights or weights is not None:
             return out, weights
         if eager is not None:  # it knows what the model adds to its scores
@@ -145,7 +146,7 @@ def _refuse_what_is_not_computed(module: nn.Module, keywords: dict[str, Any]) ->
             )
 
 
-def fallback_of(kind: type[nn.Module], implementation: str) -> Callable[..., Any]:
+def fallback_of(kind: Any, implementation: str) -> Callable[..., Any]:
     """The attention function that a class of modules uses under an implementation's name.
 
     Raises:

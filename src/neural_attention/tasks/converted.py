@@ -43,6 +43,8 @@ def build_converted(
     model = stock(spec)
     model.set_attn_implementation(DOT_PRODUCT[backend])
     options = _options(spec, is_pretrained=is_pretrained)
+    if backend == "sdpa" and options is not None and options["positions"] == "alibi":
+        raise ValueError("ALiBi in a converted model is computed by this library's kernels alone.")
     if options is not None:
         convert(model, **options)
     shared, own = share_values(base, model)

@@ -47,7 +47,7 @@ def load_pretrained(what: Literal["config", "masked-lm", "seq2seq"], name: str) 
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ValueError(
             f"the model {name!r} cannot be loaded ({reason}). Give a folder that save_pretrained "
-            "wrote, a name on the Hugging Face hub with a network, or scratch to train one anew."
+            "wrote, or a name on the Hugging Face hub with a network."
         ) from error
 
 
