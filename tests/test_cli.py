@@ -363,14 +363,19 @@ def test_bash_completes_what_was_begun(tmp_path):
     assert done.stdout.split() == ["--learning-rates"]
 
 
-def test_a_reader_that_stops_reading_is_no_error():
+def test_a_reader_that_stops_reading_is_no_error(tmp_path):
+    pytest.importorskip("shtab")
     command = [sys.executable, "-m", "neural_attention", "completion", "bash"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
-    )
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    assert process.wait(60) == 1
+    with (
+        (tmp_path / "errors").open("w+") as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, env=environment()
+        ) as process,
+    ):
+        process.stdout.close()
+        assert process.wait(60) == 1
+        errors.seek(0)
+        assert errors.read() == ""
 
 
 def environment():
