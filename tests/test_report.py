@@ -16,6 +16,8 @@ pytest.importorskip("plotly")
 
 from neural_attention.cli import main
 from neural_attention.compare import compare
+from neural_attention.compare.execution import Execution
+from neural_attention.report.checks import checks_of, verdicts
 from neural_attention.report.plots import COLOURS, DASHES, plots_of, style
 from neural_attention.report.results import differences, read_result
 from neural_attention.report.results_page import page_of, write_report
@@ -42,7 +44,8 @@ def test_a_comparison_ends_with_its_report(tmp_path, capsys):
     page = (tmp_path / "report.html").read_text()
     result = read_result(tmp_path)
     assert result["statement"] in page.replace("&#x27;", "'")
-    assert result["command"].startswith("neural-attention compare lm --preset smoke --arms dot ")
+    begin = "neural-attention compare lm --preset smoke --device cpu --arms dot neural "
+    assert result["command"].startswith(begin)
     assert result["preset_name"] == "smoke"
     assert set(result["machine"]) >= {"machine", "versions", "threads", "gpu", "commit"}
     points = plots_of(result)[0]["series"][0]["x"]
@@ -54,7 +57,7 @@ def test_a_comparison_ends_with_its_report(tmp_path, capsys):
     )
     # The command that the page gives is one that reads the finished runs.
     words = result["command"].split()[1:]
-    assert main([*words, "--device", "cpu", "--quiet", "--out", str(tmp_path)]) == 0
+    assert main([*words, "--quiet", "--out", str(tmp_path)]) == 0
     assert read_result(tmp_path)["runs"] == result["runs"]
 
 
@@ -118,11 +121,99 @@ def test_the_command_writes_the_page_and_what_papers_need(folder, tmp_path, caps
     assert (folder / "report" / "sweep.svg").read_text().lstrip().startswith("<?xml")
 
 
-def test_arms_are_told_apart_by_more_than_colour():
+def test_arms_are_told_apart_by_more_than_colour(tmp_path):
+    crowded = result_of({f"arm{index}": [3.0] for index in range(4 * len(COLOURS))}, tmp_path)
     looks = [style(index) for index in range(4 * len(COLOURS))]
     assert len({(look["light"], look["dash"]) for look in looks}) == len(looks)
     assert len({look["marker"] for look in looks[: len(COLOURS)]}) == len(COLOURS)
     assert {look["dash"] for look in looks[:4]} == set(DASHES)
+    swatches = re.findall("<svg.*?</svg>", page_of({"": crowded}, [], ""))
+    assert len(set(swatches)) == len(crowded["arms"])
+
+
+def test_scores_too_far_apart_for_an_interval_are_shown(tmp_path):
+    folder = write_result(tmp_path, {"dot": [3.0, 300.0], "neural": [2.0, 2.1]})
+    assert headline_table(read_result(folder)).rows[0][1].endswith("∞)")
+    assert "low" not in plots_of(read_result(folder))[2]["series"][0]
+    assert main(["report", str(folder)]) == 0
+
+
+def test_curves_have_the_seeds_of_their_runs(tmp_path):
+    result = result_of({"dot": [3.0, 3.1, 3.2]}, tmp_path)
+    for part in ("results", "curves"):
+        del result["arms"]["dot"][part][1]
+    labels = [one["label"] for one in plots_of(result)[0]["series"]]
+    assert labels == ["seed 0", "seed 2"]
+
+
+def test_what_is_missing_where_none_says_so_runs_here(folder):
+    result = read_result(folder)
+    machine = {"backends": {"native": None, "triton": "no GPU"}, "commit": None}
+    page = page_of({"": {**result, "machine": machine}}, [], "")
+    assert "<dt>backends · native</dt><dd>runs here</dd>" in page
+    assert "<dt>backends · triton</dt><dd>no GPU</dd>" in page
+    assert "<dt>commit</dt><dd>none</dd>" in page
+
+
+# The protocol in words
+
+
+def minded(result: dict) -> str:
+    return " ".join(text for word, text in checks_of(result) if word == "mind")
+
+
+def test_rules_that_held_are_told_from_those_that_did_not(tmp_path):
+    result = result_of(LOSSES, tmp_path)
+    assert minded(result) == ""
+    result["protocol"]["data_order"]["0"]["same_for_all_arms"] = False
+    assert minded(result) == "Data order the same for all arms: no"
+    result = result_of(LOSSES, tmp_path)
+    result["protocol"]["initial_values"]["neural"]["shared"] = 0
+    assert "nothing is shared by neural" in minded(result)
+    result = result_of(LOSSES, tmp_path)
+    result["arms"]["neural"]["results"][0]["dead_heads"] = {"at_start": {"0": [1]}}
+    assert minded(result) == "Dead score networks: see the notes"
+
+
+def test_seeds_are_those_that_have_results_in_both_arms(tmp_path):
+    assert "at least three are needed" in minded(
+        result_of({"dot": [3.0], "neural": [2.0]}, tmp_path)
+    )
+    result = result_of({"dot": [3.0] * 5, "neural": [2.0, 2.1, 2.2]}, tmp_path)
+    assert minded(result) == "5 seeds, paired; of fewer there are results in both arms: neural 3"
+
+
+def test_test_scores_beside_those_shown_are_minded(tmp_path):
+    for number in range(3):
+        run = tmp_path / "runs" / f"run{number}"
+        run.mkdir(parents=True)
+        (run / "test.json").write_text("{}")
+    assert minded(result_of({"dot": [3.0] * 3}, tmp_path)) == ""
+    assert "3 runs, after the choice, of which 1 are shown" in minded(
+        result_of({"dot": [3.0]}, tmp_path)
+    )
+
+
+def test_a_control_has_as_many_parameters_as_the_largest_arm(tmp_path):
+    result = result_of(LOSSES, tmp_path)
+    result["arms"]["neural"]["parameters"] = 200
+    assert "no control has as many" in minded(result)
+    result["arms"]["dot+feed_forward=9"]["parameters"] = 199
+    assert minded(result) == ""
+    assert any("dot+feed_forward=9 is a dot product with as many" in text
+               for _, text in checks_of(result))  # fmt: skip
+
+
+def test_every_arm_is_told_apart_or_not(tmp_path):
+    losses = {"dot": [3.0, 3.1, 3.2], "better": [2.0, 2.1, 2.2], "worse": [4.0, 4.1, 4.2]}
+    losses["alike"] = [2.9, 3.2, 3.2]
+    assert verdicts(result_of(losses, tmp_path)) == (
+        "Told apart from dot: better (better, 3 seeds), worse (worse, 3 seeds). "
+        "Not told apart: alike (3 seeds)."
+    )
+    single = result_of({"dot": [3.0], "neural": [2.0]}, tmp_path)
+    assert verdicts(single) == "One seed tells no arm apart from dot."
+    assert verdicts(result_of({"dot": [3.0]}, tmp_path)) == ""
 
 
 # Several comparisons
@@ -134,12 +225,14 @@ def test_several_comparisons_stand_in_one_page_and_say_in_what_they_differ(folde
     assert differences([one, same]) == []
     other = {**one, "data": {**one["data"], "sha256": "ff"}}
     assert differences([one, other]) == ["the data"]
+    larger = {**one, "preset": {**one["preset"], "hidden_size": 512, "seeds": 1, "data": "there"}}
+    assert differences([one, larger]) == ["settings (hidden_size)"]
     page = page_of({"first": one, "second": other}, [], "")
     assert "These comparisons differ in the data" in page
     assert page.count('<section class="run"') == 2
     assert "may be read side by side" in page_of({"first": one, "second": same}, [], "")
-    again, left_out = write_report([folder, tmp_path], tmp_path / "page.html")
-    assert again.is_file()
+    again, left_out = write_report([folder, tmp_path, f"{folder}/"], tmp_path / "page.html")
+    assert again.read_text().count('<section class="run"') == 1
     assert len(left_out) == 1
     assert "is empty" in left_out[0]
 
@@ -160,7 +253,13 @@ def _broken(folder: Path, kind: str) -> Path:
             (run / "spec.json").write_text("{}")
         (folder / "runs" / "run0" / "result.json").write_text("{}")
     if kind == "run":
-        (folder / "spec.json").write_text("{}")
+        for name in ("spec.json", "result.json"):
+            (folder / name).write_text("{}")
+    if kind == "file":
+        folder /= "result.json"
+        folder.write_text("{}")
+    if kind == "expressivity":
+        (folder / "result.json").write_text('{"format": 1, "targets": {}}')
     if kind == "cut off":
         (folder / "result.json").write_text('{"format": 3, "arms": {')
     if kind in ("newer", "earlier"):
@@ -170,9 +269,23 @@ def _broken(folder: Path, kind: str) -> Path:
         result = result_of({"dot": [3.0]}, folder)
         del result["arms"]["dot"]["curves"]
         (folder / "result.json").write_text(json.dumps(result))
-    if kind == "reference":
-        result = result_of({"dot": [3.0]}, folder)
-        (folder / "result.json").write_text(json.dumps({**result, "reference": "gone"}))
+    result = result_of({"dot": [3.0]}, folder) if folder.is_dir() else {}
+    changes = {
+        "reference": {"reference": "gone"},
+        "measures": {"measures": []},
+        "decimals": {"measures": [{**one, "digits": 99} for one in result.get("measures", ())]},
+    }
+    if kind in changes:
+        (folder / "result.json").write_text(json.dumps(result | changes[kind]))
+    if kind in ("words", "zero", "vast"):
+        score = result["arms"]["dot"]["results"][0]["test"]
+        values = {"words": ("perplexity", "low"), "zero": ("perplexity", 0),
+                  "vast": ("bits_per_byte", 1e300)}  # fmt: skip
+        score.update([values[kind]])
+        (folder / "result.json").write_text(json.dumps(result))
+    if kind == "curves":
+        result["arms"]["dot"]["curves"].append([])
+        (folder / "result.json").write_text(json.dumps(result))
     return folder
 
 
@@ -183,12 +296,17 @@ def _broken(folder: Path, kind: str) -> Path:
         ("empty", "has no result.json: it is empty"),
         ("other", "no comparison has written to it"),
         ("half", "its comparison has not ended (1 of 3 runs done"),
-        ("run", "it is the folder of a single run"),
+        ("run", "is the folder of a single run: give the folder of its comparison"),
+        ("file", "is a file: give the folder"),
+        ("expressivity", "is of compare expressivity, which has no report"),
         ("cut off", "is damaged: it is no result of a comparison"),
         ("newer", "of a newer neural-attention"),
         ("earlier", "of an earlier neural-attention"),
         ("lacking", "a part of it is missing"),
-        ("reference", "a part of it is missing"),
+        *(
+            (kind, "a part of it is missing")
+            for kind in ("reference", "measures", "decimals", "words", "zero", "vast", "curves")
+        ),
     ],
 )
 def test_a_folder_that_cannot_be_shown_is_named(kind, says, tmp_path, capsys):
@@ -206,6 +324,13 @@ def test_what_can_be_shown_is_shown(folder, tmp_path, capsys):
     assert "is damaged" in out.read_text()
     assert main(["report", str(broken), str(tmp_path / "absent")]) == 2
     assert main(["report", str(folder), "--out", str(tmp_path)]) == 2
+
+
+def test_a_page_never_takes_the_place_of_a_result(folder, capsys):
+    before = (folder / "result.json").read_bytes()
+    assert main(["report", str(folder), "--out", str(folder / "result.json")]) == 2
+    assert "ends in .html" in capsys.readouterr().err
+    assert (folder / "result.json").read_bytes() == before
 
 
 def test_failures_notes_and_arms_without_a_result_are_shown(tmp_path):
@@ -226,5 +351,9 @@ def test_failures_notes_and_arms_without_a_result_are_shown(tmp_path):
 
 
 def test_compare_from_python_gives_what_the_report_reads(tmp_path):
-    compare("lm", ["dot"], preset="smoke", out=tmp_path, device="cpu", steps=2)
-    assert read_result(tmp_path)["command"].endswith("--seeds 1 --steps 2")
+    rates, execution = [0.0012345678], Execution(jobs=2)
+    compare("lm", ["dot"], preset="smoke", out=tmp_path, device="cpu", steps=2,
+            learning_rates=rates, execution=execution)  # fmt: skip
+    command = read_result(tmp_path)["command"]
+    assert " --device cpu --jobs 2 " in command
+    assert command.endswith("--learning-rates 0.0012345678 --seeds 1 --steps 2")

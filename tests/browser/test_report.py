@@ -88,8 +88,32 @@ def test_a_plot_is_zoomed(report, open_page):
     page.mouse.move(box["x"] + 400, box["y"] + 200, steps=5)
     page.mouse.up()
     until(page, "document.getElementById('run0-curves').layout.xaxis.autorange === false")
-    first, last = page.evaluate("document.getElementById('run0-curves').layout.xaxis.range")
-    assert 0 < last - first < 6
+    zoomed = page.evaluate("document.getElementById('run0-curves').layout.xaxis.range")
+    assert 0 < zoomed[1] - zoomed[0] < 6
+    # It stays when an arm is hidden, and goes with another axis.
+    page.uncheck("input[data-run='0'][value='1']")
+    assert lines_of(page, "curves") == 6
+    assert page.evaluate("document.getElementById('run0-curves').layout.xaxis.range") == zoomed
+    page.select_option("#run0-curves-axis", label="training tokens")
+    until(page, "document.getElementById('run0-curves').layout.xaxis.range[1] > 700")
+
+
+@pytest.mark.parametrize("size", ["desktop", "phone"])
+def test_a_plot_is_zoomed_by_the_keyboard_and_on_a_phone(report, open_page, size):
+    page = open_page(report, size=size)
+    shown = "document.getElementById('run0-curves').layout.xaxis.range"
+    width = f"(([first, last]) => last - first)({shown})"
+    before = page.evaluate(width)
+    page.locator("#run0-curves").get_by_role("button", name="Zoom in").focus()
+    page.keyboard.press("Enter")
+    until(page, f"{width} < {before}")
+
+
+def test_no_button_sends_anything_anywhere(report, open_page):
+    page = open_page(report)
+    names = page.locator(".modebar-btn").evaluate_all("all => all.map((one) => one.ariaLabel)")
+    assert "Zoom in" in names
+    assert not [name for name in names if "share" in name.lower() or "cloud" in name.lower()]
 
 
 def test_the_scheme_may_change_while_the_page_is_open(report, open_page):
@@ -107,12 +131,29 @@ def test_the_command_is_copied(report, open_page):
     until(page, "/Copied|Selected/.test(document.querySelector('.again button').textContent)")
 
 
-def test_it_prints(report, open_page, tmp_path):
-    page = open_page(report)
-    page.emulate_media(media="print")
-    assert not page.locator(".arms").is_visible()
-    assert page.locator("table").is_visible()
+def test_it_prints_whole_and_light(report, open_page, tmp_path):
+    page = open_page(report, color_scheme="dark")
     assert page.pdf(path=tmp_path / "report.pdf").startswith(b"%PDF")
+    # As the browser does it: the event, then paper, here of A5.
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print", color_scheme="dark")
+    page.set_viewport_size({"width": 520, "height": 700})
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    fits = "(one) => one.scrollWidth <= one.clientWidth && one.getBoundingClientRect().right <= 520"
+    assert all(page.evaluate(f"[...document.querySelectorAll('.wide, .plot svg')].map({fits})"))
+    assert page.evaluate("document.getElementById('run0-curves').layout.paper_bgcolor") == "#fff"
+    ink = "getComputedStyle(document.querySelector('pre')).color"
+    assert page.evaluate(ink) == "rgb(0, 0, 0)"
+    assert page.locator(".arms .swatch").first.is_visible()
+    assert not page.locator(".arms input").first.is_visible()
+    assert page.locator("dt").first.is_visible()  # folded on screens
+    page.emulate_media(media="screen", color_scheme="dark")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    paper = "document.getElementById('run0-curves').layout.paper_bgcolor"
+    until(page, f"{paper} === '#191c20'")
+    assert not page.locator("details").get_attribute("open")
+    width = "document.querySelector('#run0-curves .main-svg').clientWidth"
+    until(page, f"{width} === document.getElementById('run0-curves').offsetWidth")
 
 
 def test_hostile_names_neither_break_nor_script_the_page(open_page, check_accessibility, tmp_path):

@@ -116,7 +116,7 @@ def compare(
                 root=root,
                 execution=execution,
                 preset_name=preset,
-                command=_command(work, preset, fitting, chosen, options),
+                command=_command(work, preset, fitting, chosen, device, execution, options),
                 workers=workers,
                 progress=progress,
                 notes=notes + more,
@@ -128,12 +128,22 @@ def compare(
 
 
 def _command(
-    task: Task, preset: str, arms: list[Arm], chosen: Preset, options: Mapping[str, Any]
+    task: Task,
+    preset: str,
+    arms: list[Arm],
+    chosen: Preset,
+    device: str,
+    execution: Execution,
+    options: Mapping[str, Any],
 ) -> str:
-    """The command that does a comparison again, for a shell."""
+    """The command that does a comparison again, for a shell: all that its numbers depend on."""
     words = ["neural-attention", "compare", task.name, "--preset", preset]
+    words += ["--device", device] if device != "auto" else []
+    words += ["--jobs", str(execution.jobs)] if execution.jobs > 1 else []
+    if execution.processes > 1:
+        words += ["--processes", str(execution.processes), "--sharding", execution.sharding]
     words += ["--arms", *(arm.name for arm in arms)]
-    words += ["--learning-rates", *(f"{rate:g}" for rate in chosen.learning_rates)]
+    words += ["--learning-rates", *(str(rate) for rate in chosen.learning_rates)]
     words += ["--seeds", str(chosen.seeds), "--steps", str(chosen.steps)]
     if chosen.accumulation > 1:
         words += ["--accumulation", str(chosen.accumulation)]

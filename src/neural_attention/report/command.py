@@ -56,11 +56,13 @@ def add_report(commands: Any) -> None:
 def _report(options: argparse.Namespace) -> int:
     from .results_page import write_files, write_report
 
-    if options.out is not None and (not options.out.strip() or Path(options.out).is_dir()):
-        raise ValueError(
-            f"{options.out!r} is a folder: name a file with --out, such as report.html."
-        )
-    page, left_out = write_report(options.folders, options.out)
+    out = options.out
+    if out is not None and (not out.strip() or Path(out).expanduser().is_dir()):
+        raise ValueError(f"{out!r} is a folder: name a file with --out, such as report.html.")
+    if out is not None and Path(out).suffix.lower() not in (".html", ".htm"):
+        # A slip must not replace a result.json.
+        raise ValueError(f"{out!r} is no name of a page: give one that ends in .html with --out.")
+    page, left_out = write_report(options.folders, out)
     for why in left_out:
         print(f"neural-attention: left out: {why}", file=sys.stderr)
     print(f"{page}: {page.stat().st_size / 1e6:.1f} MB; open it in a browser")

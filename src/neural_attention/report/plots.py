@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 import warnings
 from pathlib import Path
@@ -48,12 +49,12 @@ def plots_of(result: dict[str, Any]) -> list[dict[str, Any]]:
 def _curves(result: dict[str, Any]) -> dict[str, Any]:
     unit, series = result["unit"], []
     for index, arm in enumerate(result["arms"].values()):
-        for seed, curve in enumerate(arm["curves"]):
+        for run, curve in zip(arm["results"], arm["curves"], strict=True):
             steps = [point["step"] for point in curve]
             series.append(
                 {
                     "arm": index,
-                    "label": f"seed {seed}",
+                    "label": f"seed {run['seed']}",
                     "x": {
                         "steps": steps,
                         "units": [step * (arm["units_per_step"] or 0) for step in steps],
@@ -114,7 +115,7 @@ def _costs(result: dict[str, Any]) -> dict[str, Any]:
             continue
         one: dict[str, Any] = {"arm": index, "label": "mean of seeds", "x": costs, "y": [value]}
         found = interval(arm, headline)
-        if found is not None:
+        if found is not None and all(map(math.isfinite, found)):
             one |= {"low": [found[0]], "high": [found[1]]}
         series.append(one)
     return {

@@ -45,7 +45,7 @@ _MEASURE: dict[Any, Any] = {
     "comparison": ("ratio", "difference"),
     "short": str,
     "unit": str,
-    "digits": is_count,
+    "digits": lambda digits: is_count(digits) and digits <= 9,
 }
 _PROTOCOL: dict[Any, Any] = {
     "schedule": str,
@@ -92,10 +92,16 @@ def read_result(folder: str | Path) -> dict[str, Any]:
     """
     folder = Path(folder).expanduser()
     shown, path = legible(folder), folder / "result.json"
+    if folder.is_file():
+        raise ValueError(f"{shown} is a file: give the folder of a comparison, in which it lies.")
     if not folder.is_dir():
         raise FileNotFoundError(
             f"there is no folder {shown}: give one that neural-attention compare has written, such "
             "as comparison."
+        )
+    if (folder / "spec.json").is_file():
+        raise ValueError(
+            f"{shown} is the folder of a single run: give the folder of its comparison, two above."
         )
     if not path.is_file():
         raise FileNotFoundError(f"{shown} has no result.json: {_what_is_there(folder)}")
@@ -105,6 +111,11 @@ def read_result(folder: str | Path) -> dict[str, Any]:
             f"{legible(path)} is damaged: it is no result of a comparison. The command that wrote "
             "it makes it again from the runs that are there."
         )
+    if "targets" in content:
+        raise ValueError(
+            f"{legible(path)} is of compare expressivity, which has no report: its figures stand "
+            "in expressivity.png beside it."
+        )
     if content["format"] != FORMAT:
         newer = "a newer" if content["format"] > FORMAT else "an earlier"
         what = "install it" if content["format"] > FORMAT else "compare again, into another folder"
@@ -112,12 +123,35 @@ def read_result(folder: str | Path) -> dict[str, Any]:
             f"{legible(path)} has format {content['format']} of {newer} neural-attention, and this "
             f"one reads {FORMAT}: {what}."
         )
-    if not has_form(content, _FORM) or content["reference"] not in content["arms"]:
+    if not has_form(content, _FORM) or not _is_consistent(content):
         raise ValueError(
             f"{legible(path)} is damaged: a part of it is missing or is not what it should be. The "
             "command that wrote it makes it again from the runs that are there."
         )
     return content
+
+
+def _is_consistent(content: dict[str, Any]) -> bool:
+    """Whether the parts of a result fit one another, and its scores can be scores."""
+    arms, measures = content["arms"], content["measures"]
+    if not measures or content["reference"] not in arms:
+        return False
+    for arm in arms.values():
+        tests = [run["test"] for run in arm["results"] if run["test"] is not None]
+        tried = [one["validation"] for one in arm["sweep"] if one["validation"] is not None]
+        scores = [arm["validation"], arm["test"], *tests, *tried]
+        if len(arm["results"]) != len(arm["curves"]):
+            return False
+        if not all(_can_be(score, measure) for score in scores for measure in measures):
+            return False
+    return True
+
+
+def _can_be(score: dict[str, Any], measure: dict[str, Any]) -> bool:
+    value = score.get(measure["field"], 1)
+    if measure["comparison"] == "ratio":
+        return has_form(value, NUMBER) and value > 0
+    return has_form(value, NUMBER) and is_amount(abs(value))
 
 
 def _what_is_there(folder: Path) -> str:
@@ -128,8 +162,6 @@ def _what_is_there(folder: Path) -> str:
             f"its comparison has not ended ({done} of {counted(len(runs), 'run')} done that have "
             "begun). The same compare command goes on with it."
         )
-    if (folder / "spec.json").is_file():
-        return "it is the folder of a single run; give the folder of its comparison, two above."
     return "no comparison has written to it." if any(folder.iterdir()) else "it is empty."
 
 
@@ -156,6 +188,15 @@ def differences(results: list[dict[str, Any]]) -> list[str]:
         found.append("the data")
     if differ("preset", "steps") or differ("preset", "batch_size"):
         found.append("the length of training")
+    names = dict.fromkeys(name for result in results for name in result["preset"])
+    others = [name for name in names if name not in _APART and differ("preset", name)]
+    if others and not differ("task"):
+        found.append(f"settings ({', '.join(others)})")
     if differ("machine", "machine") or differ("environment", "threads") or differ("device"):
         found.append("the machine (speeds alone are concerned)")
     return found
+
+
+# Of a preset: told apart from the other settings, or not what scores depend on. Data and tokeniser
+# are compared by their content.
+_APART = ("steps", "batch_size", "purpose", "learning_rates", "seeds", "data", "tokenizer")

@@ -9,6 +9,7 @@ from typing import Any
 
 from neural_attention.tasks.wording import counted
 
+from .checks import checks_of, verdicts
 from .page import asset, legible, make_page, write_page
 from .plots import draw_plots, plots_of, style
 from .results import differences, read_result
@@ -68,7 +69,7 @@ def _read(folders: Sequence[str | Path]) -> tuple[dict[str, dict[str, Any]], lis
     """Comparisons by the names of their folders, and why others cannot be read."""
     found: dict[str, dict[str, Any]] = {}
     left_out: list[str] = []
-    for folder in dict.fromkeys(map(str, folders)):
+    for folder in dict.fromkeys(str(Path(folder)) for folder in folders):
         try:
             found[folder] = read_result(folder)
         except (ValueError, OSError) as error:
@@ -163,6 +164,7 @@ def _run(number: int, folder: str, result: dict[str, Any], *, several: bool) -> 
 <p class="lead">{_text(result["statement"])}</p>
 <ul class="facts soft">{listed}</ul>
 {opening}Scores and costs{closing}{_table(headline_table(result))}
+<p class="verdicts">{_text(verdicts(result))}</p>
 <p class="soft">Means over seeds; in brackets the 95% interval. The {_text(result["reference"])}
 arm is the reference, the plain dot product that validates best; the others are paired with it by
 seed. Dot products run on this library's kernels; beside them stands the speed of torch's own.</p>
@@ -181,7 +183,7 @@ def _table(table: Table) -> str:
     rows = []
     for index, (row, marks) in enumerate(zip(table.rows, table.marks, strict=True)):
         said = "".join(f'<span class="mark">{mark}</span>' for mark in marks)
-        name = f'<th scope="row">{_swatch(index)}{_text(row[0])}{said}</th>'
+        name = f'<th scope="row">{_swatch(index)}{_name(row[0])}{said}</th>'
         cells = "".join(f"<td>{_text(cell)}</td>" for cell in row[1:])
         rows.append(f"<tr{' class=best' if 'best' in marks else ''}>{name}{cells}</tr>")
     return (
@@ -191,14 +193,38 @@ def _table(table: Table) -> str:
 
 
 def _swatch(index: int) -> str:
+    """The line and the marker of an arm in the plots."""
     look = style(index)
-    return f'<span class="swatch" data-light="{look["light"]}" data-dark="{look["dark"]}"></span>'
+    return (
+        '<svg class="swatch" viewBox="0 0 28 12" aria-hidden="true" '
+        f'style="--light:{look["light"]};--dark:{look["dark"]}">'
+        f'<path class="line" d="M0 6h28" stroke-dasharray="{_DASHES[look["dash"]]}"/>'
+        f'<path d="{_MARKERS[look["marker"]]}"/></svg>'
+    )
+
+
+_DASHES = {"solid": "none", "dash": "7 3.5", "dashdot": "6 2.5 1.5 2.5", "dot": "1.5 2.5"}
+_MARKERS = {
+    "circle": "M18 6a4 4 0 1 1-8 0a4 4 0 1 1 8 0z",
+    "square": "M10.5 2.5h7v7h-7z",
+    "diamond": "M14 1l5 5l-5 5l-5-5z",
+    "triangle-up": "M14 1l5 9h-10z",
+    "cross": "M12.5 1h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5v-3h3.5z",
+    "x": "M9.4 3.5l2.1-2.1l2.5 2.5l2.5-2.5l2.1 2.1l-2.5 2.5l2.5 2.5l-2.1 2.1l-2.5-2.5l-2.5 2.5"
+    "l-2.1-2.1l2.5-2.5z",
+    "star": "M14 0.5l1.5 3.8l4 .3l-3.1 2.6l1 3.9l-3.4-2.1l-3.4 2.1l1-3.9l-3.1-2.6l4-.3z",
+}
+
+
+def _name(arm: str) -> str:
+    """An arm's name, which breaks between its parts where it must."""
+    return _text(arm).replace("+", "+<wbr>")
 
 
 def _arms(number: int, result: dict[str, Any]) -> str:
     boxes = "".join(
         f'<label><input type="checkbox" data-run="{number}" value="{index}" checked>'
-        f"{_swatch(index)}{_text(name)}</label>"
+        f"{_swatch(index)}<span>{_name(name)}</span></label>"
         for index, name in enumerate(result["arms"])
     )
     legend = '<legend class="soft">Show in all plots</legend>'
@@ -235,53 +261,12 @@ def _spoken(plot: dict[str, Any], result: dict[str, Any]) -> str:
 
 
 def _checks(result: dict[str, Any]) -> str:
-    """Each rule of the protocol: whether it held, and what to mind."""
-    items = [("held" if good else "mind", text) for good, text in _rules(result)]
-    items += [("note", note) for note in result["notes"]]
-    items += [("failed", f"{one['run']}: {one['why']}") for one in result["failures"]]
     lines = "".join(
         f'<li class="{"held" if word == "held" else "minded"}"><b>{word}</b>'
         f"<span>{_text(text)}</span></li>"
-        for word, text in items
+        for word, text in checks_of(result)
     )
     return f'<ul class="checks">{lines}</ul>'
-
-
-def _rules(result: dict[str, Any]) -> list[tuple[bool, str]]:
-    protocol, seeds, arms = result["protocol"], result["seeds"], result["arms"]
-    same_order = all(one["same_for_all_arms"] for one in protocol["data_order"].values())
-    counts = "; ".join(
-        f"{name}: {values['shared']:,} shared and {len(values['own'])} of its own"
-        for name, values in protocol["initial_values"].items()
-    )
-    rates = ", ".join(f"{rate:g}" for rate in result["preset"]["learning_rates"])
-    too_few = "" if seeds >= 3 else ": at least three are needed for an interval that means much"
-    tested = counted(len(protocol["test_was_read_for"]), "run")
-    dead = any(
-        heads
-        for arm in arms.values()
-        for run in arm["results"]
-        for heads in run["dead_heads"].values()
-    )
-    sizes = {arm["parameters"] for arm in arms.values()} - {None}
-    alike = len(sizes) < 2 or max(sizes) <= 1.01 * min(sizes)
-    control = any("feed_forward=" in name for name in arms)
-    size = "The arms differ in parameters, and no control has as many (--control adds one)"
-    if alike:
-        size = "Equally many parameters in all arms, within 1%"
-    elif control:
-        size = "The arms differ in parameters; a dot product with wider feed-forward layers is here"
-    return [
-        (same_order, f"Data order the same for all arms: {'yes' if same_order else 'no'}"),
-        (True, f"Equal initial values for each parameter that an arm shares ({counts})"),
-        (True, f"One schedule: {protocol['schedule']}"),
-        (True, f"Learning rates tried for every arm: {rates}. Chosen: {protocol['choice']}"),
-        (not too_few, f"{counted(seeds, 'seed')}, paired{too_few}"),
-        (True, f"The test part read for {tested}, after the choice"),
-        (True, f"Scores: {protocol['evaluation']}"),
-        (not dead, "Dead score networks: see the notes" if dead else "No dead score network"),
-        (alike or control, size),
-    ]
 
 
 def _configuration(result: dict[str, Any], level: int) -> str:
@@ -305,7 +290,13 @@ def _flat(values: Any, prefix: str = "") -> list[tuple[str, str]]:
                 for pair in _flat(value, f"{prefix} · {key}" if prefix else str(key))]  # fmt: skip
     if isinstance(values, list):
         return [(prefix, ", ".join(map(str, values)) or "none")]
-    return [(prefix, "none" if values is None else str(values))]
+    if values is None:
+        return [(prefix, "runs here" if prefix.startswith(_MAY_BE_MISSING) else "none")]
+    return [(prefix, str(values))]
+
+
+# Here None is no reason why not.
+_MAY_BE_MISSING = ("backends · ", "kernels · instruction_sets · ")
 
 
 def _legible_values(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +90,10 @@ def as_csv(result: dict[str, Any]) -> str:
 
 
 def interval(arm: dict[str, Any], measure: Measure) -> tuple[float, float] | None:
-    """95% t-interval of an arm's test score over its seeds; None with a single one."""
+    """95% t-interval of an arm's test score over its seeds; None with a single one.
+
+    Its end is infinite where a float cannot hold it, as that of perplexities far apart.
+    """
     values = [run["test"][measure.field] for run in arm["results"]
               if run["test"] is not None and measure.field in run["test"]]  # fmt: skip
     if len(values) < 2:
@@ -108,7 +112,9 @@ def _score(arm: dict[str, Any], measure: Measure) -> str:
     text, found = _mean(arm["test"], measure), interval(arm, measure)
     if found is None:
         return text
-    low, high = (magnitude(value, measure.digits) for value in found)
+    low, high = (
+        magnitude(value, measure.digits) if math.isfinite(value) else "∞" for value in found
+    )
     return f"{text} ({low} to {high})"
 
 

@@ -2,8 +2,12 @@
 const { runs } = JSON.parse(document.getElementById("data").textContent);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const drawn = [];
+let onPaper = false;
+// In CSS pixels, for paper as narrow as A5: what plotly draws does not shrink with the page.
+const PRINTED = { width: 500, height: 280 };
 
 function colours() {
+  if (onPaper) return { ink: "#000", soft: "#444", line: "#ddd", paper: "#fff" };
   const style = getComputedStyle(document.documentElement);
   const of = (name) => style.getPropertyValue(name).trim();
   return { ink: of("--ink"), soft: of("--soft"), line: of("--line"), paper: of("--raised") };
@@ -20,23 +24,17 @@ function short(text, most) {
 }
 
 function traces(run, plot, axis, hidden) {
-  const scheme = dark.matches ? "dark" : "light";
-  const seen = new Set();
+  const look = dark.matches && !onPaper ? "dark" : "light";
   return plot.series
     .filter((one) => !hidden.has(one.arm))
     .map((one) => {
       const arm = run.arms[one.arm];
-      const first = !seen.has(one.arm);
-      seen.add(one.arm);
       const trace = {
         x: one.x[axis.name],
         y: one.y,
-        name: short(arm.name, 40),
-        legendgroup: String(one.arm),
-        showlegend: first,
         mode: plot.lines ? "lines+markers" : "markers",
-        line: { color: arm.style[scheme], dash: arm.style.dash, width: 2 },
-        marker: { color: arm.style[scheme], symbol: arm.style.marker, size: plot.lines ? 6 : 11 },
+        line: { color: arm.style[look], dash: arm.style.dash, width: 2 },
+        marker: { color: arm.style[look], symbol: arm.style.marker, size: plot.lines ? 6 : 11 },
         hovertemplate:
           `${short(arm.name, 60)}<br>${plain(one.label)}<br>` +
           `${plain(axis.label)}: %{x}<br>${plain(plot.y)}: %{y:.4g}<extra></extra>`,
@@ -47,7 +45,7 @@ function traces(run, plot, axis, hidden) {
           symmetric: false,
           array: one.high.map((value, i) => value - one.y[i]),
           arrayminus: one.low.map((value, i) => one.y[i] - value),
-          color: arm.style[scheme],
+          color: arm.style[look],
         };
       }
       return trace;
@@ -61,10 +59,13 @@ function layout(plot, axis, isLog, isNarrow) {
     font: { color: ink, family: getComputedStyle(document.body).fontFamily, size: 13 },
     paper_bgcolor: paper,
     plot_bgcolor: paper,
-    margin: { l: 56, r: 16, t: 16, b: 48 },
-    xaxis: { ...shared, title: { text: plain(axis.label) }, type: axis.log ? "log" : "linear" },
-    yaxis: { ...shared, title: { text: plain(plot.y) }, type: isLog ? "log" : "linear" },
-    legend: { orientation: "h", y: isNarrow ? -0.25 : -0.2, font: { color: ink } },
+    margin: { l: 56, r: 16, t: onPaper ? 8 : 36, b: 56 },
+    // A zoom stays while what an axis shows is the same.
+    xaxis: { ...shared, title: { text: plain(axis.label) }, type: axis.log ? "log" : "linear", uirevision: axis.name },
+    yaxis: { ...shared, title: { text: plain(plot.y) }, type: isLog ? "log" : "linear", uirevision: isLog },
+    ...(onPaper ? PRINTED : { autosize: true }),
+    // The boxes above the plots say what is what, with room for any number of arms.
+    showlegend: false,
     hoverlabel: { bgcolor: paper, bordercolor: line, font: { color: ink } },
     dragmode: isNarrow ? false : "zoom",
   };
@@ -73,12 +74,20 @@ function layout(plot, axis, isLog, isNarrow) {
 function draw(item) {
   const { run, plot, place, hidden } = item;
   const axis = plot.axes[Number(item.axis?.value ?? 0)];
-  const isNarrow = place.clientWidth < 520;
+  const isNarrow = onPaper || place.clientWidth < 520;
   if (!plot.series.length) {
     place.replaceChildren(Object.assign(document.createElement("p"), { className: "soft", textContent: "No run gave a point." }));
     return Promise.resolve();
   }
-  const options = { responsive: true, displaylogo: false, displayModeBar: !isNarrow, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const options = {
+    responsive: true,
+    displaylogo: false,
+    displayModeBar: true,
+    // Plotly's button that uploads a chart: this page reaches nothing outside of it.
+    showSendToCloud: false,
+    plotlyServerURL: "",
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+  };
   return Plotly.react(place, traces(run, plot, axis, hidden), layout(plot, axis, item.log.checked, isNarrow), options);
 }
 
@@ -109,12 +118,22 @@ runs.forEach((run, number) => {
   all.push(...items.map(draw));
 });
 
-function swatches() {
-  const scheme = dark.matches ? "dark" : "light";
-  document.querySelectorAll(".swatch").forEach((mark) => { mark.style.background = mark.dataset[scheme]; });
-}
-dark.addEventListener("change", () => { swatches(); drawn.forEach(draw); });
-swatches();
+const redraw = () => drawn.forEach(draw);
+dark.addEventListener("change", redraw);
+// Before pages are counted, which is before the medium changes. Paper cannot be clicked, so that
+// what is folded is printed too.
+let unfolded = [];
+addEventListener("beforeprint", () => {
+  onPaper = true;
+  unfolded = [...document.querySelectorAll("details:not([open])")];
+  unfolded.forEach((one) => { one.open = true; });
+  redraw();
+});
+addEventListener("afterprint", () => {
+  onPaper = false;
+  unfolded.forEach((one) => { one.open = false; });
+  redraw();
+});
 
 document.querySelectorAll("button[data-copies]").forEach((button) => {
   button.addEventListener("click", async () => {
