@@ -103,6 +103,8 @@ def test_a_missing_package_is_named_with_what_installs_it(monkeypatch, capsys):
     found = doctor.diagnose()
     assert found["versions"]["transformers"] is None
     assert any(name.startswith("transformers") for name in found["extras"]["compare"]["missing"])
+    # However long the names of the others are, a command is not cut.
+    found["extras"]["translation"] = found["extras"]["compare"]
     doctor.print_report(found, sys.stdout)
     assert 'pip install "neural-attention[compare]"' in capsys.readouterr().out
 

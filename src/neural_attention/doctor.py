@@ -21,6 +21,7 @@ WIDTH = 80
 _NAME = "neural-attention"
 _VERSIONS = ("torch", "triton", "numpy", "transformers")
 _OPENMP = re.compile(r"lib(?:gomp|iomp5|omp)\b[^/]*$")
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 _REINSTALL = "pip install --force-reinstall --no-deps --verbose ."
 
 
@@ -293,7 +294,7 @@ def print_report(found: dict[str, Any], file: IO[str]) -> None:
     section(
         "Extras",
         {
-            name: f"lacks {', '.join(extra['missing'])}: {extra['install']}"
+            name: f"lacks {', '.join(extra['missing'])}: {_whole(extra['install'])}"
             if extra["missing"]
             else "complete"
             for name, extra in found["extras"].items()
@@ -304,8 +305,13 @@ def print_report(found: dict[str, Any], file: IO[str]) -> None:
         print(_filled(sentence), file=file)
 
 
+def _whole(command: str) -> str:
+    """A command that no line break may cut, so that it can be copied."""
+    return command.replace(" ", _NO_BREAK)
+
+
 def _filled(text: str, first: str = "", others: str = "") -> str:
-    return textwrap.fill(
+    filled = textwrap.fill(
         text,
         WIDTH,
         initial_indent=first,
@@ -313,3 +319,4 @@ def _filled(text: str, first: str = "", others: str = "") -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return filled.replace(_NO_BREAK, " ")
