@@ -6,6 +6,8 @@ import os
 
 # Before anything imports transformers, datasets or matplotlib.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", MPLBACKEND="Agg")
+# As the command does it in a process of its own, where transformers is not imported yet.
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 import pytest
 import torch

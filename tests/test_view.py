@@ -215,7 +215,13 @@ def test_networks_are_shown_with_the_layers_they_belong_to():
 def test_text_in_a_page_cannot_become_markup():
     hostile = "</script><script>alert(1)</script><!-- \u2028 ]]> & \" '"
     page = make_page(
-        hostile, "", style="p{}", script="let a;", data={hostile: [hostile]}, blobs={"a": b"<>"}
+        hostile,
+        "",
+        style="p{}",
+        script="let a;",
+        data={hostile: [hostile]},
+        blobs={"a": b"<>"},
+        without_script=hostile,
     )
     assert "alert(1)</script>" not in page
     assert page.count("<script") == 3
