@@ -292,10 +292,6 @@ class ImageClassification(Task):
             spec.seed,
         )
 
-    def collate(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Stack images and labels into a batch."""
-        return {name: torch.stack([one[name] for one in examples]) for name in examples[0]}
-
     def units(self, batch: Mapping[str, torch.Tensor]) -> int:
         """Images."""
         return len(batch["labels"])

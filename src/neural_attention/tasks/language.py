@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -290,10 +289,6 @@ class LanguageModelling(Task):
             spec.seed,
         )
 
-    def collate(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Stack blocks into a batch: each value (batch, length), int64."""
-        return {name: torch.stack([one[name] for one in examples]) for name in examples[0]}
-
     def units(self, batch: Mapping[str, torch.Tensor]) -> int:
         """Tokens."""
         return batch["input_ids"].numel()
@@ -327,11 +322,7 @@ class LanguageModelling(Task):
 
     def is_score(self, score: object, part: Part) -> bool:
         """Whether it has the fields of a score, and its loss and perplexity are one another's."""
-        return has_form(score, _SCORE) and math.isclose(
-            scoring.perplexity(score["loss"]),  # type: ignore[index]
-            score["perplexity"],  # type: ignore[index]
-            rel_tol=1e-9,
-        )
+        return has_form(score, _SCORE) and scoring.has_its_perplexity(score)  # type: ignore[arg-type]
 
     def probe(self, spec: RunSpec) -> dict[str, torch.Tensor]:
         """Two windows of the validation part."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,11 @@ def perplexity(loss: float) -> float:
     (1.0, inf)
     """
     return math.exp(loss) if loss < _LARGEST_EXPONENT else math.inf
+
+
+def has_its_perplexity(score: Mapping[str, float]) -> bool:
+    """Whether the perplexity of a score that was read from a file is that of its loss."""
+    return math.isclose(perplexity(score["loss"]), score["perplexity"], rel_tol=1e-9)
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +14,7 @@ import torch
 from neural_attention.tasks import masking
 from neural_attention.tasks.converted import build_converted, load_converted
 from neural_attention.tasks.json_files import NUMBER, has_form, is_amount, is_count
-from neural_attention.tasks.language_modelling import perplexity
+from neural_attention.tasks.language_modelling import has_its_perplexity, perplexity
 from neural_attention.tasks.pretrained import load_pretrained, model_sha256
 from neural_attention.tasks.task import (
     PARTS,
@@ -286,10 +285,6 @@ class MaskedLanguageModelling(Task):
             special=spec.data["special"],
         )
 
-    def collate(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Stack blocks into a batch: ``input_ids`` and ``labels``, (batch, length) int64."""
-        return {name: torch.stack([one[name] for one in examples]) for name in examples[0]}
-
     def units(self, batch: Mapping[str, torch.Tensor]) -> int:
         """Tokens, masked or not."""
         return batch["input_ids"].numel()
@@ -316,11 +311,7 @@ class MaskedLanguageModelling(Task):
 
     def is_score(self, score: object, part: Part) -> bool:
         """Whether it has the fields of a score, and its loss and perplexity are one another's."""
-        return has_form(score, _SCORE) and math.isclose(
-            perplexity(score["loss"]),  # type: ignore[index]
-            score["perplexity"],  # type: ignore[index]
-            rel_tol=1e-9,
-        )
+        return has_form(score, _SCORE) and has_its_perplexity(score)  # type: ignore[arg-type]
 
     def probe(self, spec: RunSpec) -> dict[str, torch.Tensor]:
         """Two blocks of the validation part as they are scored."""

@@ -307,9 +307,14 @@ class Task(abc.ABC):
     def training_set(self, spec: RunSpec) -> TrainingSet:
         """The examples that a run learns from."""
 
-    @abc.abstractmethod
     def collate(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """A batch: keyword arguments of the model, labels among them."""
+        """A batch: keyword arguments of the model, labels among them.
+
+        Tensors of one shape are stacked; a task whose examples differ in length pads them.
+        """
+        import torch
+
+        return {name: torch.stack([one[name] for one in examples]) for name in examples[0]}
 
     @abc.abstractmethod
     def units(self, batch: Mapping[str, torch.Tensor]) -> int:
