@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from neural_attention.tasks import masking
 from neural_attention.tasks.converted import build_converted, load_converted
 from neural_attention.tasks.json_files import NUMBER, has_form, is_amount, is_count
 from neural_attention.tasks.language_modelling import has_its_perplexity, perplexity
-from neural_attention.tasks.pretrained import load_pretrained, model_sha256
+from neural_attention.tasks.pretrained import load_pretrained, model_sha256, named_model
 from neural_attention.tasks.task import (
     PARTS,
     BuiltModel,
@@ -155,10 +154,8 @@ class MaskedLanguageModelling(Task):
     def choose(self, preset: MaskedPreset, options: Mapping[str, Any]) -> MaskedPreset:
         """The preset with another text or model; ``model`` may be ``"scratch"``."""
         changes = {name: value for name, value in options.items() if value is not None}
-        if changes.get("model") == "scratch":
-            changes["model"] = None
-        elif "model" in changes:
-            changes["model"] = os.path.expanduser(changes["model"])
+        if "model" in changes:
+            changes["model"] = named_model(changes["model"])
         return replace(preset, **changes)
 
     def default_arms(self, preset: MaskedPreset) -> tuple[str, ...]:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any, Literal
 
 from neural_attention.tasks.tokens import hub_has
 
 _WEIGHTS = ("*.safetensors", "*.bin")
+
+
+def named_model(value: str) -> str | None:
+    """The pretrained model that an option names; None for ``"scratch"``."""
+    return None if value == "scratch" else os.path.expanduser(value)
 
 
 def load_pretrained(what: Literal["config", "masked-lm", "seq2seq"], name: str) -> Any:

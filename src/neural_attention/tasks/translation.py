@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from neural_attention.tasks.parallel_tokens import (
     encode_pairs,
     load_pair_tokenizer,
 )
-from neural_attention.tasks.pretrained import load_pretrained, model_sha256
+from neural_attention.tasks.pretrained import load_pretrained, model_sha256, named_model
 from neural_attention.tasks.task import (
     PARTS,
     BuiltModel,
@@ -77,10 +76,8 @@ class Translation(Task):
             if not (size.isascii() and size.isdigit() and int(size) > 0):
                 raise ValueError(f"vocab size is {size!r}: a whole number of entries is needed.")
             changes["vocab_size"] = int(size)
-        if changes.get("model") == "scratch":
-            changes["model"] = None
-        elif "model" in changes:
-            changes["model"] = os.path.expanduser(changes["model"])
+        if "model" in changes:
+            changes["model"] = named_model(changes["model"])
         chosen = replace(preset, **changes)
         if chosen.model is not None and "vocab_size" in changes:
             raise ValueError("a pretrained model has its own vocabulary: leave --vocab-size out.")
